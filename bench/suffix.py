@@ -1,0 +1,129 @@
+"""Time the suffix index: building it, and looking things up.
+
+    python bench/suffix.py --tokens 20000000
+    python bench/suffix.py --tokens 20000000 --text corpus/*.py
+
+Contexts come from text that is not in the index: the last documents are held out.
+"""
+
+import argparse
+import re
+import statistics
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from specds.datastore.suffix_array import build_suffix_array
+from specds.datastore.suffix_lookup import continuation_tree, longest_match, separator
+
+VOCABULARY = 49_152
+
+
+def synthetic(n: int, seed: int) -> np.ndarray:
+    """Zipf tokens, two fifths of them in passages copied from earlier ones, in documents of about 500 tokens."""
+    rng = np.random.default_rng(seed)
+    weights = np.cumsum(1 / np.arange(1, VOCABULARY + 1) ** 1.1)
+    ids = rng.permutation(VOCABULARY)
+    text = ids[np.searchsorted(weights, rng.random(n) * weights[-1])].astype(np.uint16)
+    for target in range(1000, n - 20, 50):
+        source = int(rng.integers(0, target - 20))
+        text[target : target + 20] = text[source : source + 20]
+    text[np.flatnonzero(rng.random(n) < 1 / 500)] = separator(np.uint16)
+    return text
+
+
+def tokenised(paths: list[Path], n: int) -> np.ndarray:
+    """Words and single marks as hashes: not a real tokenizer's ids, but repeated as real text is."""
+    parts: list[np.ndarray] = []
+    have = 0
+    for path in paths:
+        words = re.findall(rb" ?\w+|\s+|[^\w\s]", path.read_bytes())
+        ids = np.fromiter((zlib.crc32(word) % VOCABULARY for word in words), np.uint16, len(words))
+        parts += [ids, np.array([separator(np.uint16)], np.uint16)]
+        have += ids.size + 1
+        if have >= n:
+            break
+    return np.concatenate(parts)[:n]
+
+
+def adversarial(n: int) -> dict[str, np.ndarray]:
+    return {
+        "one token": np.full(n, 7, np.uint16),
+        "period 3": np.tile(np.array([5, 2, 9], np.uint16), n // 3 + 1)[:n],
+        "four random tokens": np.random.default_rng(0).integers(0, 4, n).astype(np.uint16),
+    }
+
+
+def time_build(tokens: np.ndarray) -> tuple[np.ndarray, float]:
+    started = time.perf_counter()
+    sa = build_suffix_array(tokens)
+    return sa, time.perf_counter() - started
+
+
+def quantiles(microseconds: list[float]) -> str:
+    p95 = statistics.quantiles(microseconds, n=20)[-1]
+    return f"{statistics.median(microseconds):9.1f} {p95:9.1f} {max(microseconds):9.1f}"
+
+
+def time_lookups(tokens: np.ndarray, sa: np.ndarray, held_out: np.ndarray, queries: int) -> None:
+    rng = np.random.default_rng(0)
+    ends = rng.integers(16, held_out.size, queries)
+    contexts = [held_out[end - 16 : end].astype(np.int64) for end in ends]
+    matches: list[float] = []
+    trees: list[float] = []
+    lengths: list[int] = []
+    widths: list[int] = []
+    nodes: list[int] = []
+    for context in contexts:
+        started = time.perf_counter_ns()
+        length, lo, hi = longest_match(tokens, sa, context)
+        between = time.perf_counter_ns()
+        tree = continuation_tree(tokens, sa, length, lo, hi)
+        ended = time.perf_counter_ns()
+        matches.append((between - started) / 1000)
+        trees.append((ended - between) / 1000)
+        lengths.append(length)
+        widths.append(hi - lo)
+        nodes.append(tree[0].size)
+    totals = [match + tree for match, tree in zip(matches, trees, strict=True)]
+    print(f"\nlookups ({queries:,})          median       p95       max   microseconds")
+    print(f"  longest_match         {quantiles(matches)}")
+    print(f"  continuation_tree     {quantiles(trees)}")
+    print(f"  both                  {quantiles(totals)}")
+    print(
+        f"  match length {np.mean(lengths):.2f}, occurrences median {np.median(widths):.0f} "
+        f"p95 {np.quantile(widths, 0.95):.0f}, nodes {np.mean(nodes):.1f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=20_000_000, help="tokens in the index at most")
+    parser.add_argument("--text", type=Path, nargs="*", default=[], help="text files to use instead of synthetic text")
+    parser.add_argument("--queries", type=int, default=5_000)
+    parser.add_argument("--adversarial", action="store_true", help="also build from texts that are hard to sort")
+    options = parser.parse_args()
+
+    held = max(options.tokens // 50, 1000)
+    wanted = options.tokens + held
+    text = tokenised(options.text, wanted) if options.text else synthetic(wanted, seed=0)
+    tokens, held_out = text[:-held].copy(), text[-held:]
+
+    # Compile everything before a clock runs.
+    small, _ = time_build(tokens[:100_000].copy())
+    match = longest_match(tokens[:100_000], small, held_out[:16])
+    continuation_tree(tokens[:100_000], small, *match)
+
+    print("build                       tokens   seconds")
+    sa, seconds = time_build(tokens)
+    print(f"  {'text' if options.text else 'synthetic':20}{tokens.size:14,} {seconds:9.2f}")
+    if options.adversarial:
+        for name, hard in adversarial(tokens.size).items():
+            print(f"  {name:20}{hard.size:14,} {time_build(hard)[1]:9.2f}")
+    time_lookups(tokens, sa, held_out, options.queries)
+
+
+if __name__ == "__main__":
+    main()

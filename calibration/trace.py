@@ -1,0 +1,120 @@
+"""Traces: one Parquet row for each forward pass of the target."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from specds.decode.contracts import Step
+from specds.errors import OutputError
+
+_ROWS = 8_192
+
+
+def trace_row(prompt: str, turn: int, drafter: str, step: Step) -> dict[str, Any]:
+    """A step as a flat record.
+
+    The draft is kept whole (tokens, parents, scores), so that what any verifier would have done with it, and
+    what a smaller budget would have kept, can be replayed.
+    """
+    return {
+        "prompt": prompt,
+        "turn": turn,
+        "step": step.index,
+        "position": step.position,
+        "drafter": drafter,
+        "drafted": len(step.draft),
+        "accepted": step.accepted,
+        "committed": len(step.tokens),
+        "tokens": list(step.tokens),
+        "draft_tokens": step.draft.tokens.tolist(),
+        "draft_parents": step.draft.parents.tolist(),
+        "draft_scores": step.draft.score.tolist(),
+        "path": list(step.path),
+        "draft_seconds": step.draft_seconds,
+        "forward_seconds": step.forward_seconds,
+        "verify_seconds": step.verify_seconds,
+        "commit_seconds": step.commit_seconds,
+    }
+
+
+class TraceWriter:
+    """Writes trace rows to a Parquet file, which appears whole when the writer closes.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._rows: list[dict[str, Any]] = []
+        self._writer: Any = None
+
+    def __enter__(self) -> Self:
+        import pyarrow.parquet as pq
+
+        try:
+            self._writer = pq.ParquetWriter(self._temporary, _schema(), compression="zstd")
+        except OSError as error:
+            raise self._refused(error) from error
+        return self
+
+    def add(self, prompt: str, turn: int, drafter: str, steps: Sequence[Step]) -> None:
+        """Append the steps of one turn."""
+        self._rows += [trace_row(prompt, turn, drafter, step) for step in steps]
+        if len(self._rows) >= _ROWS:
+            self._flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finish the file, also after an error: what was traced is kept."""
+        try:
+            self._flush()
+            self._writer.close()
+            self._temporary.replace(self._path)
+        except OSError as failure:
+            raise self._refused(failure) from failure
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if self._rows:
+            try:
+                self._writer.write_table(pa.Table.from_pylist(self._rows, _schema()))
+            except OSError as error:
+                raise self._refused(error) from error
+            self._rows = []
+
+    def _refused(self, error: OSError) -> OutputError:
+        return OutputError(f"cannot write the trace {self._path}: {error.strerror or error}", "check --trace")
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    whole, real = pa.int32(), pa.float64()
+    return pa.schema(
+        [
+            ("prompt", pa.string()),
+            ("turn", whole),
+            ("step", whole),
+            ("position", whole),
+            ("drafter", pa.string()),
+            ("drafted", whole),
+            ("accepted", whole),
+            ("committed", whole),
+            ("tokens", pa.list_(whole)),
+            ("draft_tokens", pa.list_(whole)),
+            ("draft_parents", pa.list_(whole)),
+            ("draft_scores", pa.list_(pa.float32())),
+            ("path", pa.list_(whole)),
+            *((f"{part}_seconds", real) for part in ("draft", "forward", "verify", "commit")),
+        ]
+    )

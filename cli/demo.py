@@ -1,0 +1,144 @@
+"""specds demo: the whole pipeline on the embedded model, in a few minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specds.cli import options
+
+if TYPE_CHECKING:
+    from specds.decode.engine import Answer, Engine
+
+_PROMPTS = Path(__file__).parent / "demo"
+
+
+def demo(
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Keep the datastore here; it is reused when it is there. Default: user cache."),
+    ] = None,
+    model: options.Model = "smollm2-135m",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
+    prompts: Annotated[int, typer.Option(min=1, help="How many of the new prompts are decoded.")] = 8,
+    budget: Annotated[int, typer.Option(min=0, help="Most draft tokens verified in one step.")] = 16,
+) -> None:
+    """Run the whole pipeline on prompts that come with specds.
+
+    generate → build-suffix → build-dense → decode new prompts with every drafter, then a table: MAT, acceptance
+    and speed against plain decoding on the same runtime and against transformers' own generate, and whether
+    the texts are the same, token for token.
+    """
+    from specds.cli.render import comparison, note, working
+    from specds.datastore.prompts import Prompt, read_prompts
+    from specds.datastore.store import create_store, open_store
+    from specds.model import cache_directory
+
+    language_model = options.load(model, None, dtype, device, threads, False)
+
+    from specds.datastore.build_dense import build_dense
+    from specds.datastore.generation import GenerationOptions, generate
+    from specds.datastore.suffix import build_suffix
+    from specds.decode.drafters import DRAFTERS
+    from specds.decode.engine import Engine
+
+    path = (directory or cache_directory() / "demo") / f"assistant-{language_model.fingerprint[:8]}.ds"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    corpus = list(read_prompts([str(_PROMPTS / "corpus.jsonl")]))
+    note(f"1. generate: {language_model.name} answers {len(corpus)} prompts of a code assistant → {path}")
+    store = create_store(path, language_model.tokenizer)
+    with working("generating the corpus (about two minutes, once)"):
+        report = generate(store, language_model, corpus, GenerationOptions(max_new_tokens=160, source="demo"))
+    note(f"   {report.documents} new answers, {report.tokens:,} tokens; {report.present} were there already")
+    store = open_store(path, language_model.tokenizer)
+    for kind, segments in (("suffix", store.manifest.suffix), ("dense", store.manifest.dense)):
+        if not segments or store.stale(segments[-1]):
+            with working(f"building the {kind} index"):
+                built = build_suffix(store) if kind == "suffix" else build_dense(store, language_model)
+        else:
+            built = segments[-1]
+        quality = ", ".join(f"{name} {value}" for name, value in built.quality.items())
+        note(
+            f"{'2' if kind == 'suffix' else '3'}. build-{kind}: {built.tokens:,} tokens{'; ' + quality if quality else ''}"
+        )
+
+    store = open_store(path, language_model.tokenizer)
+    asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:prompts]
+    note(f"4. decode: {len(asked)} new prompts, greedy, at most {max_new_tokens} tokens each, every drafter in turn")
+    engines = {
+        name: Engine(language_model, name, stores=[store] if name in ("rest", "dresd") else [], budget=budget)
+        for name in DRAFTERS
+    }
+    answers: dict[str, list[Answer]] = {name: [] for name in engines}
+    reference: list[tuple[list[int], float]] = []
+    with working("decoding"):
+        # One unmeasured answer each, for what is compiled or allocated on first use.
+        for engine in engines.values():
+            engine.answer(asked[0], 8)
+        # Interleaved by prompt: every method meets the machine in the same mood.
+        for prompt in asked:
+            reference.append(_generate(engines["none"], prompt, max_new_tokens))
+            for name, engine in engines.items():
+                answers[name].append(engine.answer(prompt, max_new_tokens))
+    rows, same = _rows(answers, reference)
+    comparison(
+        f"{language_model.name}, {len(asked)} prompts, {sum(len(tokens) for tokens, _ in reference):,} tokens",
+        ("method", "MAT", "acceptance", "tokens/s", "× plain", "× generate", "same text"),
+        rows,
+    )
+    note("× is time per token against plain decoding on this runtime, and against transformers' generate.")
+    if not same:
+        note("The texts differ. In float32 on a CPU that is a bug: please report it.")
+        raise typer.Exit(1)
+    note(f"Next: specds inspect {path}; specds decode -p yours.jsonl -s {path} -d dresd")
+
+
+def _rows(answers: dict[str, list[Answer]], reference: list[tuple[list[int], float]]) -> tuple[list[list[str]], bool]:
+    from specds.decode.counters import Counters
+
+    totals = {name: sum((one.counters for one in given), Counters()) for name, given in answers.items()}
+    seconds = sum(spent for _, spent in reference)
+    tokens = sum(len(text) for text, _ in reference)
+    plain, generated = totals["none"].tokens_per_second, tokens / seconds
+    rows = [["transformers generate", "1.00", "–", f"{generated:.1f}", f"{generated / plain:.2f}", "1.00", "–"]]
+    all_same = True
+    for name, total in totals.items():
+        texts = [[token for turn in one.turns for token in turn.tokens] for one in answers[name]]
+        same = sum(text == expected for text, (expected, _) in zip(texts, reference, strict=True))
+        all_same &= same == len(reference)
+        rows.append(
+            [
+                "none (plain)" if name == "none" else name,
+                f"{total.mat:.2f}",
+                f"{total.acceptance:.0%}" if total.drafted else "–",
+                f"{total.tokens_per_second:.1f}",
+                f"{total.tokens_per_second / plain:.2f}",
+                f"{total.tokens_per_second / generated:.2f}",
+                f"{same} of {len(reference)}",
+            ]
+        )
+    return rows, all_same
+
+
+def _generate(engine: Engine, prompt: Any, max_new_tokens: int) -> tuple[list[int], float]:
+    """Token ids and seconds of transformers' own greedy generation."""
+    import time
+
+    import torch
+
+    model = engine.model
+    tokens = model.tokenizer.chat(list(prompt.turns[0]))
+    began = time.perf_counter()
+    output = model.network.generate(
+        torch.tensor([tokens], device=model.device),
+        attention_mask=torch.ones(1, len(tokens), dtype=torch.long, device=model.device),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        pad_token_id=min(model.stop_tokens, default=0),
+    )
+    return output[0, len(tokens) :].tolist(), time.perf_counter() - began

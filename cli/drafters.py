@@ -1,0 +1,34 @@
+"""specds drafters: what there is to choose from, and every option."""
+
+from __future__ import annotations
+
+
+def drafters() -> None:
+    """List the drafters and verifiers, with the options that --set takes.
+
+    [dim]specds decode -p todo.jsonl -s code.ds -d dresd --set drafts=3 --set length=20[/dim]
+    """
+    from rich.table import Table
+
+    from specds.cli.render import screen
+    from specds.decode.drafters import DRAFTERS
+    from specds.decode.registry import describe_options, load
+    from specds.decode.verifiers import VERIFIERS
+
+    out = screen(stderr=False)
+    for name in DRAFTERS:
+        found = load(DRAFTERS, name, "drafter")
+        needs = f"  [dim](needs --store with a {found.index} index)[/dim]" if found.index else ""
+        out.print(f"[bold]{name}[/bold]: {found.summary}{needs}")
+        if found.source:
+            out.print(f"  {found.source}")
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+        for option, default, help in describe_options(found.Options):
+            table.add_row(f"{option}={default}", help)
+        if table.row_count:
+            out.print(table)
+    out.print()
+    for name in VERIFIERS:
+        verifier = load(VERIFIERS, name, "verifier")
+        kind = "lossless" if verifier.lossless else "lossy"
+        out.print(f"[bold]--verifier {name}[/bold] ({kind}): {verifier.summary}")

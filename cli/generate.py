@@ -1,0 +1,96 @@
+"""specds generate: the model's own answers to prompts, as an in-distribution corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specds.cli import options
+
+
+def generate(
+    prompts: Annotated[list[str], typer.Argument(help="Prompt files (JSONL, Parquet, text), or - for stdin.")],
+    store: Annotated[Path, typer.Option("--store", "-s", help="The datastore to write to; made if need be.")],
+    model: options.Model = "smollm2-135m",
+    revision: options.Revision = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    seed: options.Seed = 0,
+    samples_per_prompt: Annotated[
+        int, typer.Option(min=1, help="Responses a prompt; needs a temperature.", rich_help_panel="Sampling")
+    ] = 1,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a response.")] = 256,
+    max_prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Of a longer prompt the last so many tokens are kept.")
+    ] = 1024,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts in one forward pass; saved after each batch.")] = 16,
+    source: Annotated[str, typer.Option(help="The name that the documents are filed under.")] = "generated",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    format: Annotated[str | None, typer.Option(help="jsonl, parquet or text; default: by the file's name.")] = None,
+    prompt_field: Annotated[str, typer.Option(help="The field that holds a single prompt.")] = "prompt",
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first prompt that cannot be used.")] = False,
+) -> None:
+    """Write the model's own responses to prompts into a datastore.
+
+    Text that the model wrote itself predicts it best. The corpus is saved after every batch: stopped or killed
+    at any moment, the same command goes on where it stopped, and no response is lost or doubled.
+
+    [dim]specds generate prompts.jsonl --store code.ds --max-new-tokens 128[/dim]
+    """
+    import itertools
+    import time
+
+    from specds.cli.render import bar, note
+    from specds.datastore.prompts import BadRow, read_prompts
+    from specds.datastore.store import create_store
+    from specds.errors import UsageError
+    from specds.sampling import Sampling
+
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    if samples_per_prompt > 1 and sampling.greedy:
+        raise UsageError(
+            "--samples-per-prompt needs sampling: greedy answers would all be the same", "add --temperature 0.7"
+        )
+    rows = list(itertools.islice(read_prompts(prompts, format=format, prompt_field=prompt_field), limit))
+    for row in rows:
+        if isinstance(row, BadRow):
+            if strict:
+                raise row.error
+            note(f"skipped prompt {row.id}: {row.error.message}")
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    target = create_store(store, language_model.tokenizer)
+
+    from specds.datastore.generation import GenerationOptions
+    from specds.datastore.generation import generate as run
+
+    wanted = GenerationOptions(sampling, samples_per_prompt, max_new_tokens, max_prompt_tokens, batch_size, source)
+    began = time.perf_counter()
+    with bar("generating", None) as update:
+        report = run(
+            target,
+            language_model,
+            rows,
+            wanted,
+            lambda done, total, tokens: update(done, total, tokens / max(time.perf_counter() - began, 1e-9)),
+        )
+    seconds = time.perf_counter() - began
+    said = f"{store}: {report.documents:,} new documents, {report.tokens:,} response tokens"
+    if report.documents:
+        said += f" at {report.tokens / seconds:.1f} tokens/s"
+    if report.present:
+        said += f"; {report.present:,} were there already"
+    if report.truncated:
+        said += f"; {report.truncated:,} prompts cut to {max_prompt_tokens:,} tokens"
+    note(said)
+    unusable = [failed for failed in report.failed if failed not in rows]
+    for failed in unusable:
+        note(f"failed prompt {failed.id}: {failed.error.message}")
+    if report.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,74 @@
+"""specds ingest: text that exists already, as an out-of-distribution corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specds.cli import options
+
+
+def ingest(
+    files: Annotated[
+        list[str], typer.Argument(help="JSONL, Parquet or text files, - for stdin, or a Hugging Face data set's id.")
+    ],
+    store: Annotated[Path, typer.Option("--store", "-s", help="The datastore to write to; made if need be.")],
+    model: options.Model = "smollm2-135m",
+    revision: options.Revision = None,
+    prompt_field: Annotated[str | None, typer.Option(help="The column with prompts.")] = None,
+    response_field: Annotated[str | None, typer.Option(help="The column with responses.")] = None,
+    text_field: Annotated[str | None, typer.Option(help="The column with raw text.")] = None,
+    messages_field: Annotated[str | None, typer.Option(help="The column with chat messages.")] = None,
+    split: Annotated[str, typer.Option(help="Which split of a Hugging Face data set.")] = "train",
+    source: Annotated[str | None, typer.Option(help="File all documents under this name.")] = None,
+    source_field: Annotated[str | None, typer.Option(help="The column that names each document's source.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=2, help="Longer prompts and responses are cut to so many tokens.")
+    ] = 1024,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many examples.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
+) -> None:
+    """Add text that exists already to a datastore.
+
+    Prompt and response pairs go through the model's chat template, so that they look as the model would see
+    them; raw text is taken as it is. Columns are found by their usual names, or named. What the store holds
+    already is skipped, so the same command can be run again.
+
+    [dim]specds ingest answers.jsonl --prompt-field question --response-field answer --store code.ds[/dim]
+    """
+    from specds.cli.render import bar, note, working
+    from specds.datastore.ingest import read_examples
+    from specds.datastore.ingestion import ingest as run
+    from specds.datastore.store import create_store
+    from specds.model import find_tokenizer
+
+    examples = read_examples(
+        files,
+        prompt_field=prompt_field,
+        response_field=response_field,
+        text_field=text_field,
+        messages_field=messages_field,
+        split=split,
+        source=source,
+        source_field=source_field,
+        limit=limit,
+    )
+    with working(f"loading the tokenizer of {model}"):
+        tokenizer = find_tokenizer(model, revision=revision)
+    target = create_store(store, tokenizer)
+    with bar("ingesting", limit) as update:
+        report = run(target, tokenizer, examples, max_tokens, strict, lambda done: update(done, limit, -1.0))
+    said = f"{store}: {report.documents:,} new documents, {report.tokens:,} tokens"
+    if report.present:
+        said += f"; {report.present:,} were there already"
+    if report.truncated:
+        said += f"; {report.truncated:,} cut to {max_tokens:,} tokens"
+    note(said)
+    for failed in report.failed[:10]:
+        note(f"skipped row {failed.id}: {failed.error.message}")
+    if len(report.failed) > 10:
+        note(f"… and {len(report.failed) - 10:,} more rows")
+    if report.failed:
+        raise typer.Exit(1)

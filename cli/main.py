@@ -1,0 +1,94 @@
+"""The command line: `specds COMMAND …`. Each command is a file of its own; this one puts them together."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import click
+import typer
+
+from specds.cli import build_dense, build_suffix, decode, demo, drafters, generate, ingest, inspect, verify
+from specds.errors import SpecdsError
+from specds.version import __version__
+
+app = typer.Typer(
+    name="specds",
+    help="Draft datastores that make language models decode faster, without training and without changing their text.",
+    epilog="From prompts to a faster model: generate → build-suffix, build-dense → decode. `specds demo` shows it all.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("generate")(generate.generate)
+app.command("ingest")(ingest.ingest)
+app.command("build-suffix")(build_suffix.build_suffix)
+app.command("build-dense")(build_dense.build_dense)
+app.command("decode")(decode.decode)
+app.command("drafters")(drafters.drafters)
+app.command("inspect")(inspect.inspect)
+app.command("verify")(verify.verify)
+app.command("demo")(demo.demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"specds {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar="SPECDS_DEBUG", help="Show tracebacks. Give it before the command.")
+    ] = False,
+) -> None:
+    if debug:
+        os.environ["SPECDS_DEBUG"] = "1"
+
+
+def run() -> None:
+    """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted."""
+    code = 1
+    try:
+        result = app(standalone_mode=False)
+        code = result if isinstance(result, int) else 0
+        sys.stdout.flush()
+    except SpecdsError as error:
+        _complain(error.message, error.hint)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except BrokenPipeError:
+        # `… | head` is no accident of ours, but the reader did not get everything.
+        _complain("stdout was closed before everything was written", "the reader of the pipe stopped early")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (KeyboardInterrupt, click.Abort):
+        _complain("interrupted", "the same command goes on where it stopped, if it writes a store or --output")
+        code = 130
+    except OSError as error:
+        _complain(f"{error.filename or 'output'}: {error.strerror or error}", "check the path and the free space")
+    except Exception as error:
+        _complain(f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}", "see it with --debug")
+    sys.exit(code)
+
+
+def _complain(message: str, hint: str) -> None:
+    if os.environ.get("SPECDS_DEBUG") and sys.exc_info()[0] is not None:
+        traceback.print_exc()
+    line = f"error: {message}" + (f" — {hint}" if hint else "")
+    # A message may quote bytes of a broken file; it must still be printable, and one line.
+    text = (
+        " ".join(line.split())
+        .encode(sys.stderr.encoding or "utf-8", "backslashreplace")
+        .decode(sys.stderr.encoding or "utf-8")
+    )
+    print(text, file=sys.stderr)

@@ -1,0 +1,89 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specds.errors import UsageError
+
+if TYPE_CHECKING:
+    from specds.model import LanguageModel
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="smollm2-135m (embedded), a local directory, a GGUF file, or a Hugging Face id.",
+        rich_help_panel="Model",
+    ),
+]
+Revision = Annotated[
+    str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.", rich_help_panel="Model")
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="float32, bfloat16, float16, or auto: float32 on a CPU, bfloat16 on a GPU.", rich_help_panel="Model"
+    ),
+]
+Device = Annotated[
+    str, typer.Option(help="cpu, cuda, cuda:1…, or auto: a GPU where there is one.", rich_help_panel="Model")
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: all cores.", rich_help_panel="Model")]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run modelling code that comes with the checkpoint. Only for code you have read.",
+        rich_help_panel="Model",
+    ),
+]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.", rich_help_panel="Sampling")]
+TopP = Annotated[
+    float,
+    typer.Option(help="Keep the likeliest tokens that together reach this probability.", rich_help_panel="Sampling"),
+]
+TopK = Annotated[int, typer.Option(min=0, help="Keep the k likeliest tokens; 0: all.", rich_help_panel="Sampling")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Same seed and prompt, same text, whatever the drafter.", rich_help_panel="Sampling")
+]
+
+
+def load(
+    name: str, revision: str | None, dtype: str, device: str, threads: int | None, trust_remote_code: bool
+) -> LanguageModel:
+    """Load the model with a spinner on a terminal."""
+    from specds.cli.render import working
+    from specds.model import load_model
+
+    with working(f"loading {name}"):
+        return load_model(
+            name,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
+
+
+def settings(pairs: Sequence[str]) -> dict[str, str]:
+    """`name=value` words as a dictionary.
+
+    Raises:
+        UsageError: a word without `=`, or a name given twice.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name:
+            raise UsageError(f"--set {pair!r}", "write --set name=value; `specds drafters` lists the names")
+        if name in found:
+            raise UsageError(f"--set {name} is given twice", "give it once")
+        found[name] = value.strip()
+    return found

@@ -1,0 +1,221 @@
+"""Everything that people look at: tables, bars and notes, all on stderr. Stdout is for data."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from specds.datastore.manifest import Segment
+    from specds.datastore.store import Store
+    from specds.decode.counters import Counters
+
+_PLAIN_WIDTH = 120
+
+
+def screen(*, stderr: bool) -> Console:
+    """A console as wide as its terminal; output to a file or pipe is not folded to 80 columns."""
+    out = Console(stderr=stderr, highlight=False)
+    return out if out.is_terminal else Console(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
+
+
+console = screen(stderr=True)
+
+
+def note(text: str) -> None:
+    """One line for a person."""
+    console.print(text, soft_wrap=True, markup=False)
+
+
+def emit(record: dict[str, Any]) -> None:
+    """One JSON line on stdout, at once, so that a pipe's next stage can start."""
+    # Lone surrogates can come out of a tokenizer's byte fallback; ASCII escapes keep every line valid UTF-8.
+    sys.stdout.write(json.dumps(record, ensure_ascii=True) + "\n")
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner while something of unknown length happens; nothing when stderr is no terminal."""
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+@contextlib.contextmanager
+def bar(what: str, total: int | None, unit: str = "tokens/s") -> Iterator[Callable[[int, int | None, float], None]]:
+    """A progress bar on a terminal: call it with (done, total, rate); a rate below 0 is not shown."""
+    if not console.is_terminal:
+        yield lambda done, total, rate: None
+        return
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    ]
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=total, rate="")
+
+        def update(done: int, total: int | None, rate: float) -> None:
+            shown = f"{rate:,.1f} {unit}" if rate >= 0 else ""
+            progress.update(task, completed=done, total=total, rate=shown)
+
+        yield update
+
+
+def counters_row(counters: Counters) -> dict[str, Any]:
+    """Counters as they stand in an answer's record."""
+    return {
+        "tokens": counters.tokens,
+        "steps": counters.steps,
+        "mat": round(counters.mat, 4),
+        "drafted": counters.drafted,
+        "accepted": counters.accepted,
+        "acceptance": round(counters.acceptance, 4),
+        "node_acceptance": round(counters.node_acceptance, 4),
+        "seconds": round(counters.seconds, 4),
+        "draft_seconds": round(counters.draft_seconds, 4),
+        "forward_seconds": round(counters.forward_seconds, 4),
+    }
+
+
+def decode_summary(drafter: str, verifier: str, lossless: bool, prompts: int, failed: int, counters: Counters) -> None:
+    """The table at the end of `specds decode`."""
+    table = Table(
+        title=f"{drafter}, verified by {verifier} ({'lossless' if lossless else 'lossy'})", title_justify="left"
+    )
+    for name in ("prompts", "tokens", "steps", "MAT", "acceptance", "per node", "tokens/s", "drafting"):
+        table.add_column(name, justify="right")
+    table.add_row(
+        f"{prompts}" + (f" ({failed} failed)" if failed else ""),
+        f"{counters.tokens:,}",
+        f"{counters.steps:,}",
+        f"{counters.mat:.2f}",
+        f"{counters.acceptance:.1%}" if counters.drafted else "–",
+        f"{counters.node_acceptance:.1%}" if counters.drafted else "–",
+        f"{counters.tokens_per_second:.1f}",
+        f"{counters.drafting_share:.1%}",
+    )
+    console.print(table)
+
+
+def comparison(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table of methods; the first column is text, the others numbers."""
+    table = Table(title=title, title_justify="left")
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def store_record(store: Store) -> dict[str, Any]:
+    """What is in a store, as JSON."""
+    manifest = store.manifest
+    sources: dict[str, dict[str, int]] = {}
+    for shard in manifest.corpus:
+        for name, count in shard.sources.items():
+            entry = sources.setdefault(name, {"documents": 0, "tokens": 0})
+            entry["documents"] += count.documents
+            entry["tokens"] += count.tokens
+    return {
+        "path": str(store.path),
+        "tokenizer": {
+            "name": manifest.tokenizer.name,
+            "fingerprint": manifest.tokenizer.fingerprint,
+            "vocab_size": manifest.vocab_size,
+        },
+        "documents": manifest.documents,
+        "tokens": manifest.tokens,
+        "prompt_tokens": sum(shard.prompt_tokens for shard in manifest.corpus),
+        "response_tokens": sum(shard.response_tokens for shard in manifest.corpus),
+        "sources": sources,
+        "corpus": [
+            {
+                "file": shard.file,
+                "documents": shard.documents,
+                "origin": shard.origin,
+                "model": shard.model and {"name": shard.model.name, "fingerprint": shard.model.fingerprint},
+                "sampling": shard.sampling,
+                "command": shard.provenance.command,
+                "version": shard.provenance.version,
+                "date": shard.provenance.date,
+            }
+            for shard in manifest.corpus
+        ],
+        "indexes": [
+            _segment_record(store, kind, segment)
+            for kind, segments in (("suffix", manifest.suffix), ("dense", manifest.dense))
+            for segment in segments
+        ],
+        "bytes": store.size(),
+        "files": len(manifest.files),
+    }
+
+
+def _segment_record(store: Store, kind: str, segment: Segment) -> dict[str, Any]:
+    files = {name: record for name, record in store.manifest.files.items() if name.startswith(segment.directory + "/")}
+    return {
+        "kind": kind,
+        "directory": segment.directory,
+        "tokens": segment.tokens,
+        "stale": store.stale(segment),
+        "model": segment.model and {"name": segment.model.name, "fingerprint": segment.model.fingerprint},
+        "parameters": segment.parameters,
+        "quality": segment.quality,
+        "bytes": sum(record.size for record in files.values()),
+        "command": segment.provenance.command,
+        "version": segment.provenance.version,
+        "date": segment.provenance.date,
+    }
+
+
+def store_tables(store: Store) -> None:
+    """What is in a store, for a person. Goes to stdout: it is what was asked for."""
+    out = screen(stderr=False)
+    record = store_record(store)
+    tokenizer = record["tokenizer"]
+    out.print(f"[bold]{record['path']}[/bold]  {_size(record['bytes'])} in {record['files']} files")
+    out.print(f"tokenizer  {tokenizer['name']} ({tokenizer['fingerprint'][:16]}, {tokenizer['vocab_size']:,} tokens)")
+    out.print(
+        f"corpus     {record['documents']:,} documents, {record['tokens']:,} tokens "
+        f"({record['prompt_tokens']:,} prompt, {record['response_tokens']:,} response)"
+    )
+    table = Table("source", "documents", "tokens", box=None, padding=(0, 2, 0, 2))
+    for name, count in sorted(record["sources"].items()):
+        table.add_row(name, f"{count['documents']:,}", f"{count['tokens']:,}")
+    out.print(table)
+    for shard in record["corpus"]:
+        writer = f"generated by {shard['model']['name']}" if shard["model"] else shard["origin"]
+        out.print(f"part       {shard['file']}: {shard['documents']:,} documents, {writer}, {shard['date']}")
+        out.print(f"           {shard['command']}", style="dim", soft_wrap=True, markup=False)
+    if not record["indexes"]:
+        out.print("indexes    none yet: specds build-suffix, specds build-dense")
+    for index in record["indexes"]:
+        stale = f" [yellow]stale: {len(index['stale'])} corpus files are not in it[/yellow]" if index["stale"] else ""
+        out.print(f"{index['kind']:10} {index['tokens']:,} tokens, {_size(index['bytes'])}, {index['date']}{stale}")
+        for what in ("parameters", "quality"):
+            if index[what]:
+                out.print(f"           {what}: " + ", ".join(f"{k} {v}" for k, v in index[what].items()))
+        if index["model"]:
+            out.print(f"           model: {index['model']['name']} ({index['model']['fingerprint'][:16]})")
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

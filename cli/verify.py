@@ -1,0 +1,27 @@
+"""specds verify: is every byte of a store what it was?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def verify(store: Annotated[Path, typer.Argument(help="The datastore.")]) -> None:
+    """Read a whole store and compare sizes and checksums with its manifest.
+
+    Prints what is wrong, a line each, and exits with 1; prints nothing and exits with 0 when all is well.
+
+    [dim]specds verify code.ds && specds decode -p todo.jsonl -s code.ds -d rest[/dim]
+    """
+    from specds.cli.render import note, working
+    from specds.datastore.store import find_problems
+
+    with working("reading"):
+        problems, files, size = find_problems(store)
+    for problem in problems:
+        print(problem)
+    if problems:
+        raise typer.Exit(1)
+    note(f"{store}: {files} files, {size:,} bytes, all as they were written")

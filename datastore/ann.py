@@ -1,0 +1,177 @@
+"""Approximate nearest neighbours by ScaNN or faiss, behind one small interface."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specds.errors import CorruptStore, UsageError
+
+KINDS = ("scann", "faiss")
+_EXACT_BELOW = 20_000
+_TRAIN = 250_000
+
+
+class Searcher(Protocol):
+    """An opened index."""
+
+    def search(self, query: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The k nearest rows by dot product, nearest first: similarity float32[≤ k], rows int64[≤ k]."""
+
+
+def default_kind() -> str:
+    """`scann` where it can be imported, else `faiss`."""
+    return "scann" if importlib.util.find_spec("scann") else "faiss"
+
+
+def build(
+    kind: str, keys: NDArray[np.float32], directory: Path, *, leaves: int | None = None, search: int = 250
+) -> dict[str, Any]:
+    """Index unit-length keys for dot-product search and write the index's files into a directory.
+
+    Below 20,000 keys the search is exact; a partition would only lose recall.
+
+    Args:
+        kind: `scann` or `faiss`.
+        keys: float32[n, d]; may be memory-mapped.
+        leaves: cells of the partition; None: 5 √n.
+        search: cells looked into for one query (DReSD's setting: 250).
+
+    Returns:
+        what `load` needs, for the manifest.
+
+    Raises:
+        UsageError: no such kind, or its package is not installed.
+    """
+    leaves = min(leaves or round(5 * math.sqrt(len(keys))), len(keys))
+    if len(keys) < _EXACT_BELOW:
+        leaves = 0
+    parameters = {"ann": kind, "leaves": leaves, "leaves_searched": min(search, leaves)}
+    if kind == "scann":
+        _build_scann(keys, directory, leaves, search)
+    elif kind == "faiss":
+        _build_faiss(keys, directory, leaves)
+    else:
+        raise UsageError(f"no index kind {kind!r}", f"--index is one of {', '.join(KINDS)}")
+    return parameters
+
+
+def load(directory: Path, parameters: dict[str, Any]) -> Searcher:
+    """Open the index that `build` wrote.
+
+    Raises:
+        CorruptStore: the files are not an index. UsageError: its package is not installed.
+    """
+    kind = parameters.get("ann")
+    try:
+        if kind == "scann":
+            return _Scann(directory)
+        if kind == "faiss":
+            return _Faiss(directory, int(parameters["leaves_searched"]))
+    except (UsageError, CorruptStore):
+        raise
+    except Exception as error:  # both libraries raise plain RuntimeError and ValueError on damaged files
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CorruptStore(f"{directory} does not open as a {kind} index: {reason}", "build it again") from error
+    raise CorruptStore(f"{directory}: no index kind {kind!r}", "build it again")
+
+
+class _Scann:
+    def __init__(self, directory: Path) -> None:
+        scann = _scann()
+        # ScaNN would unpickle this file if it were there; specds writes none.
+        if (directory / "scann_docids.pkl").exists():
+            raise CorruptStore(f"{directory} holds a pickle", "this store was not written by specds; do not trust it")
+        for path in re.findall(r'asset_path:\s*"([^"]*)"', (directory / "scann_assets.pbtxt").read_text()):
+            if not re.fullmatch(r"[A-Za-z0-9_.-]+", path) or path.startswith("."):
+                raise CorruptStore(f"{directory}: the asset path {path[:80]!r} leads out of the index")
+        with _silent():
+            self._searcher = scann.load_searcher(str(directory))
+
+    def search(self, query: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        rows, similarity = self._searcher.search(query, final_num_neighbors=k)
+        # Below `k` reordered candidates ScaNN pads with NaN similarities.
+        real = ~np.isnan(similarity)
+        return similarity[real], rows[real].astype(np.int64)
+
+
+class _Faiss:
+    def __init__(self, directory: Path, searched: int) -> None:
+        faiss = _faiss()
+        self._index = faiss.read_index(str(directory / "index.faiss"), faiss.IO_FLAG_MMAP)
+        if searched:
+            faiss.extract_index_ivf(self._index).nprobe = searched
+
+    def search(self, query: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        similarity, rows = self._index.search(query[None], k)
+        real = rows[0] >= 0
+        return similarity[0][real], rows[0][real]
+
+
+def _build_scann(keys: NDArray[np.float32], directory: Path, leaves: int, search: int) -> None:
+    scann = _scann()
+    builder = scann.builder(np.ascontiguousarray(keys), 10, "dot_product")
+    if leaves:
+        builder = builder.tree(leaves, min(search, leaves), training_sample_size=min(len(keys), _TRAIN))
+        builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2).reorder(max(250, search))
+    else:
+        builder = builder.score_brute_force()
+    with _silent():
+        builder.build().serialize(str(directory), relative_path=True)
+
+
+def _build_faiss(keys: NDArray[np.float32], directory: Path, leaves: int) -> None:
+    faiss = _faiss()
+    dims = keys.shape[1]
+    if leaves:
+        index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dims), dims, leaves, faiss.METRIC_INNER_PRODUCT)
+        sample = np.random.default_rng(0).choice(len(keys), min(len(keys), max(_TRAIN, 40 * leaves)), replace=False)
+        index.train(np.ascontiguousarray(keys[np.sort(sample)]))
+    else:
+        index = faiss.IndexFlatIP(dims)
+    for start in range(0, len(keys), _TRAIN):
+        index.add(np.ascontiguousarray(keys[start : start + _TRAIN]))
+    faiss.write_index(index, str(directory / "index.faiss"))
+
+
+def _scann() -> Any:
+    try:
+        from scann.scann_ops.py import scann_ops_pybind
+    except ImportError as error:
+        raise UsageError(
+            "ScaNN is not installed here (it exists for Linux only)", "pip install scann, or use --index faiss"
+        ) from error
+    return scann_ops_pybind
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise UsageError("faiss is not installed", "pip install faiss-cpu") from error
+    return faiss
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """ScaNN's C++ logs go to file descriptor 2, where progress bars and error lines live."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        with tempfile.TemporaryFile() as sink:
+            os.dup2(sink.fileno(), 2)
+            yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

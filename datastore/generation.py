@@ -1,0 +1,305 @@
+"""Generation: the target's own answers to prompts, as an in-distribution corpus (DReSD §4.2.1)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor, StoppingCriteria
+
+from specds.datastore.corpus import Document, document_ids, read_documents, write_shard
+from specds.datastore.manifest import Identity, Shard
+from specds.datastore.prompts import BadRow, Message, Prompt
+from specds.datastore.store import Store, Writer
+from specds.errors import PromptError, UsageError
+from specds.model import LanguageModel
+from specds.sampling import Noise, Sampling, pick
+
+_SHARD_DOCUMENTS = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """How responses are generated.
+
+    Attributes:
+        sampling: greedy by default.
+        samples: responses a prompt.
+        max_new_tokens: most tokens of a response.
+        max_prompt_tokens: of longer prompts the last so many tokens are kept (DReSD §4.2: 1,024).
+        batch: prompts in one forward pass. The corpus is saved after each batch.
+        source: what the documents are filed under.
+
+    Raises:
+        UsageError: a value out of range.
+    """
+
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    samples: int = 1
+    max_new_tokens: int = 256
+    max_prompt_tokens: int = 1_024
+    batch: int = 16
+    source: str = "generated"
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "max_new_tokens", "max_prompt_tokens", "batch"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", "at least 1")
+        if self.samples > 1 and self.sampling.greedy:
+            raise UsageError(
+                "--samples-per-prompt needs sampling: greedy answers would all be the same", "add --temperature 0.7"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationReport:
+    """What a run did.
+
+    Attributes:
+        documents, tokens: written now (tokens of responses).
+        present: units of work that an earlier run had done.
+        truncated: prompts cut to max_prompt_tokens.
+        failed: rows that could not be used.
+    """
+
+    documents: int
+    tokens: int
+    present: int
+    truncated: int
+    failed: tuple[BadRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """One prompt, one sample: what is done or not done."""
+
+    key: str
+    prompt: Prompt
+    sample: int
+
+
+def generate(
+    store: Store,
+    model: LanguageModel,
+    prompts: Iterable[Prompt | BadRow],
+    options: GenerationOptions,
+    progress: Callable[[int, int, int], None] = lambda done, total, tokens: None,
+) -> GenerationReport:
+    """Write the model's responses to prompts into a store's corpus.
+
+    Each unit of work (prompt, sample, sampling, model) has a key; units whose key the store holds are skipped,
+    so the same call after a crash goes on where it stopped. Batches are cut from the whole list of units, done or
+    not, so that an interrupted and resumed run computes the very batches of an uninterrupted one.
+
+    Args:
+        progress: called with (units done, units in all, response tokens written so far by this call).
+
+    Raises:
+        StoreLocked, OutputError, CorruptStore: see their docstrings.
+    """
+    failed = []
+    units: list[_Unit] = []
+    seen: Counter[str] = Counter()
+    for prompt in prompts:
+        if isinstance(prompt, BadRow):
+            failed.append(prompt)
+            continue
+        content = json.dumps([prompt.turns, prompt.raw], ensure_ascii=True)
+        # A prompt that stands twice in the input is two more samples of it, not a duplicate of a key.
+        for sample in range(seen[content], seen[content] + options.samples):
+            units.append(_Unit(_key(content, sample, model, options), prompt, sample))
+        seen[content] += options.samples
+
+    identity = Identity(model.name, model.fingerprint)
+    sampling = dataclasses.asdict(options.sampling) | {"max_new_tokens": options.max_new_tokens}
+    documents = tokens = present = truncated = finished = 0
+    with store.writer() as writer:
+        done = document_ids(Store(store.path, writer.manifest))
+        for start in range(0, len(units), options.batch):
+            batch = units[start : start + options.batch]
+            missing = [unit for unit in batch if f"{unit.key}.0" not in done]
+            present += len(batch) - len(missing)
+            if missing:
+                tick = functools.partial(_tick, progress, finished, len(units), tokens)
+                written, cut, refused = _Batch(model, options, tick).run(missing)
+                if written:
+                    write_shard(writer, written, origin="generated", model=identity, sampling=sampling)
+                documents += len(written)
+                tokens += sum(len(document.response) for document in written)
+                truncated += cut
+                failed += refused
+            finished += len(batch)
+            progress(finished, len(units), tokens)
+        _consolidate(writer, identity, sampling)
+    return GenerationReport(documents, tokens, present, truncated, tuple(failed))
+
+
+def _key(content: str, sample: int, model: LanguageModel, options: GenerationOptions) -> str:
+    parts = [
+        content,
+        model.fingerprint,
+        model.dtype,
+        *map(str, dataclasses.astuple(options.sampling)),
+        str(options.max_new_tokens),
+        str(options.max_prompt_tokens),
+        options.source,
+        str(sample),
+    ]
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+def _tick(progress: Callable[[int, int, int], None], done: int, total: int, before: int, new: int) -> None:
+    progress(done, total, before + new)
+
+
+class _Batch:
+    """The conversations of one batch, answered turn by turn."""
+
+    def __init__(self, model: LanguageModel, options: GenerationOptions, progress: Callable[[int], None]) -> None:
+        self._model = model
+        self._options = options
+        self._progress = progress
+        self._truncated = 0
+
+    def run(self, units: Sequence[_Unit]) -> tuple[list[Document], int, list[BadRow]]:
+        """Documents in the order of units and turns; how many prompts were cut; units that failed."""
+        history: dict[str, list[Message]] = {unit.key: [] for unit in units}
+        written: dict[str, list[Document]] = {unit.key: [] for unit in units}
+        failed: list[BadRow] = []
+        alive = list(units)
+        for turn in range(max(len(unit.prompt.turns) for unit in units)):
+            asked: list[tuple[_Unit, list[int]]] = []
+            for unit in alive:
+                if turn >= len(unit.prompt.turns):
+                    continue
+                history[unit.key] += unit.prompt.turns[turn]
+                try:
+                    asked.append((unit, self._encode(unit.prompt, history[unit.key])))
+                except PromptError as error:
+                    failed.append(BadRow(unit.prompt.id, error))
+                    written.pop(unit.key)
+            alive = [unit for unit, _ in asked]
+            if not asked:
+                break
+            responses = self._respond([tokens for _, tokens in asked], [unit.sample for unit in alive])
+            for (unit, prompt), response in zip(asked, responses, strict=True):
+                history[unit.key].append({"role": "assistant", "content": self._model.tokenizer.decode(response)})
+                written[unit.key].append(
+                    Document(
+                        f"{unit.key}.{turn}",
+                        self._options.source,
+                        np.array(prompt, np.int32),
+                        np.array(response, np.int32),
+                    )
+                )
+        return [document for documents in written.values() for document in documents], self._truncated, failed
+
+    def _encode(self, prompt: Prompt, messages: list[Message]) -> list[int]:
+        tokenizer = self._model.tokenizer
+        tokens = tokenizer.prompt(messages[0]["content"]) if prompt.raw else tokenizer.chat(messages)
+        if not tokens:
+            raise PromptError("the prompt has no tokens", "give it some text")
+        most = min(self._options.max_prompt_tokens, self._model.context_length - 1)
+        if len(tokens) > most:
+            self._truncated += 1
+        # The end of a prompt says what is wanted, and where the answer starts.
+        return tokens[-most:]
+
+    @torch.inference_mode()
+    def _respond(self, prompts: list[list[int]], samples: list[int]) -> list[list[int]]:
+        model, options = self._model, self._options
+        longest = max(map(len, prompts))
+        stops = sorted(model.stop_tokens)
+        pad = stops[0] if stops else 0
+        padded = torch.full((len(prompts), longest), pad, dtype=torch.long)
+        mask = torch.zeros_like(padded)
+        for row, tokens in enumerate(prompts):
+            padded[row, longest - len(tokens) :] = torch.tensor(tokens)
+            mask[row, longest - len(tokens) :] = 1
+        processors = []
+        if not options.sampling.greedy:
+            processors.append(_PositionKeyed(options.sampling, prompts, samples))
+        output = model.network.generate(
+            input_ids=padded.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=min(options.max_new_tokens, model.context_length - longest),
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            num_beams=1,
+            eos_token_id=stops or None,
+            pad_token_id=pad,
+            logits_processor=processors,
+            stopping_criteria=[_Ticker(longest, self._progress)],
+        )
+        return [_until_stop(row, model.stop_tokens) for row in output[:, longest:].tolist()]
+
+
+class _PositionKeyed(LogitsProcessor):  # type: ignore[misc]
+    """Makes greedy search take the token that `specds decode` would draw with the same seed."""
+
+    def __init__(self, sampling: Sampling, prompts: list[list[int]], samples: list[int]) -> None:
+        self._sampling = sampling
+        self._lengths = [len(prompt) for prompt in prompts]
+        self._noises = [
+            Noise.of(sampling.seed, prompt, sample) for prompt, sample in zip(prompts, samples, strict=True)
+        ]
+        self._padded = max(self._lengths)
+
+    def __call__(self, input_ids: Any, scores: torch.Tensor) -> torch.Tensor:
+        generated = input_ids.shape[1] - self._padded
+        chosen = torch.full_like(scores, -torch.inf)
+        for row, (length, noise) in enumerate(zip(self._lengths, self._noises, strict=True)):
+            chosen[row, pick(scores[row], self._sampling, noise, length + generated)] = 0.0
+        return chosen
+
+
+class _Ticker(StoppingCriteria):  # type: ignore[misc]
+    """Stops nothing; tells how many tokens there are."""
+
+    def __init__(self, start: int, progress: Callable[[int], None]) -> None:
+        self._start = start
+        self._progress = progress
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        self._progress(input_ids.shape[0] * (input_ids.shape[1] - self._start))
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def _until_stop(tokens: list[int], stops: frozenset[int]) -> list[int]:
+    for index, token in enumerate(tokens):
+        if token in stops:
+            return tokens[: index + 1]
+    return tokens
+
+
+def _consolidate(writer: Writer, identity: Identity, sampling: dict[str, Any]) -> None:
+    """Put the many small files that batches leave into few."""
+
+    def small(shard: Shard) -> bool:
+        mine = shard.origin == "generated" and shard.model == identity and shard.sampling == sampling
+        return mine and shard.documents < _SHARD_DOCUMENTS
+
+    group: list[Shard] = []
+    for shard in [shard for shard in writer.manifest.corpus if small(shard)]:
+        group.append(shard)
+        if sum(one.documents for one in group) >= _SHARD_DOCUMENTS:
+            _merge(writer, group, identity, sampling)
+            group = []
+    if len(group) > 1:
+        _merge(writer, group, identity, sampling)
+
+
+def _merge(writer: Writer, group: list[Shard], identity: Identity, sampling: dict[str, Any]) -> None:
+    names = [shard.file for shard in group]
+    documents = list(read_documents(Store(writer.path, writer.manifest), names))
+    write_shard(writer, documents, origin="generated", model=identity, sampling=sampling, replaces=names)

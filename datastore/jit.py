@@ -1,0 +1,46 @@
+"""Typed doors to numba: one decorator for every compiled function, and a cache hint."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Widens array entries before arithmetic, which in uint16 would wrap; typed as what it is once compiled.
+int64 = cast(Callable[[Any], int], np.int64)
+
+
+def compiled(function: F) -> F:
+    """Compile `function` on its first call, keep the machine code on disk, and release the GIL while it runs."""
+    return cast(F, numba.njit(cache=True, nogil=True)(function))
+
+
+def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of `array[index]`. A hint: an index outside the array is harmless."""
+    if not (isinstance(array, types.Array) and array.ndim == 1 and isinstance(index, types.Integer)):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        offset = context.cast(builder, args[1], signature.args[1], types.intp)
+        byte_pointer = ir.PointerType(ir.IntType(8))
+        address = builder.bitcast(builder.gep(view.data, [offset]), byte_pointer)
+        flag = ir.IntType(32)
+        hint = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag]),
+            "llvm.prefetch.p0",
+        )
+        # read, keep in every level, data cache
+        builder.call(hint, [address, flag(0), flag(3), flag(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, index), codegen
+
+
+prefetch = cast(Callable[[Any, Any], None], intrinsic(_prefetch))

@@ -1,0 +1,205 @@
+"""The manifest: what a datastore holds, checked field by field before anything else is believed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from specds.errors import CorruptStore, StoreVersionError
+
+FORMAT = "specds datastore"
+VERSION = 1
+NAME = "manifest.json"
+MAX_BYTES = 64 << 20
+_SAFE_PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A model or tokenizer: the name its user gave it, and what tells it from others."""
+
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """How a part of the store came to be."""
+
+    command: str
+    version: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file of the store: its size in bytes, sha256 of all of it, and sha256 of its first and last 64 KiB."""
+
+    size: int
+    sha256: str
+    edges: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCount:
+    """Documents and tokens of one source within a shard."""
+
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One Parquet file of the corpus.
+
+    Attributes:
+        origin: `generated` (the model's own answers: in-distribution) or `ingested`.
+        model: which model wrote it; None for ingested text.
+        sampling: with which sampling options; empty for ingested text.
+    """
+
+    file: str
+    documents: int
+    prompt_tokens: int
+    response_tokens: int
+    origin: str
+    model: Identity | None
+    sampling: dict[str, Any]
+    sources: dict[str, SourceCount]
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One immutable index over some shards.
+
+    Attributes:
+        directory: where its files are, relative to the store.
+        shards: the corpus files it was built from.
+        tokens: corpus tokens covered.
+        model: for a dense index, whose hidden states its keys are.
+        parameters: what is needed to open it (dtypes, lengths), and what it was built with.
+        quality: what was measured when it was built (recall, explained variance).
+    """
+
+    directory: str
+    shards: list[str]
+    tokens: int
+    model: Identity | None
+    parameters: dict[str, Any]
+    quality: dict[str, Any]
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything a store holds; see DESIGN's «On disk»."""
+
+    tokenizer: Identity
+    vocab_size: int
+    corpus: list[Shard] = field(default_factory=list)
+    suffix: list[Segment] = field(default_factory=list)
+    dense: list[Segment] = field(default_factory=list)
+    files: dict[str, FileRecord] = field(default_factory=dict)
+
+    @property
+    def documents(self) -> int:
+        """Documents in the corpus."""
+        return sum(shard.documents for shard in self.corpus)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the corpus, prompts and responses."""
+        return sum(shard.prompt_tokens + shard.response_tokens for shard in self.corpus)
+
+
+def dump(manifest: Manifest) -> bytes:
+    """The manifest as it stands on disk: JSON, sorted, with a format name and version."""
+    body = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
+    return (json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")
+
+
+def parse(data: bytes, where: str) -> Manifest:
+    """A manifest from its bytes; every field's type and every path is checked.
+
+    Raises:
+        CorruptStore: not a manifest, or a field is missing, of the wrong type, negative, or an unsafe path.
+        StoreVersionError: a manifest of another format version.
+    """
+    hint = "restore the store from a copy, or build it again"
+    try:
+        body = json.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise CorruptStore(f"{where} is not JSON: {' '.join(str(error).split())[:200]}", hint) from error
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise CorruptStore(f"{where} is not a specds manifest: its format is not {FORMAT!r}", hint)
+    if body.get("version") != VERSION:
+        raise StoreVersionError(
+            f"{where} has format version {str(body.get('version'))[:40]}, this specds reads {VERSION}",
+            "build the store again with this version, or use the version that wrote it",
+        )
+    try:
+        manifest: Manifest = _build(Manifest, {k: v for k, v in body.items() if k not in ("format", "version")}, "")
+        _check_paths(manifest)
+    except _FieldError as error:
+        raise CorruptStore(f"{where}: {error}", hint) from error
+    return manifest
+
+
+class _FieldError(Exception):
+    pass
+
+
+def _build(kind: Any, value: Any, where: str) -> Any:
+    """Turn JSON into a dataclass by its type hints; nothing is coerced."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if origin is types.UnionType:
+        inner = next(one for one in arguments if one is not type(None))
+        return None if value is None else _build(inner, value, where)
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise _FieldError(f"{where or 'the manifest'} is not an object")
+        hints = typing.get_type_hints(kind)
+        missing, unknown = sorted(hints.keys() - value.keys()), sorted(value.keys() - hints.keys())
+        if missing or unknown:
+            said = f"lacks {', '.join(missing)}" if missing else f"has unknown fields {', '.join(unknown)[:200]}"
+            raise _FieldError(f"{where or 'the manifest'} {said}")
+        made: Any = kind
+        return made(**{name: _build(hint, value[name], f"{where}.{name}".lstrip(".")) for name, hint in hints.items()})
+    if origin is list:
+        if not isinstance(value, list):
+            raise _FieldError(f"{where} is not a list")
+        return [_build(arguments[0], one, f"{where}[{index}]") for index, one in enumerate(value)]
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise _FieldError(f"{where} is not an object")
+        return {name: _build(arguments[1], one, f"{where}[{name[:80]!r}]") for name, one in value.items()}
+    if type(value) is not kind:
+        raise _FieldError(f"{where} is {type(value).__name__}, not {kind.__name__}")
+    if kind is int and not 0 <= value < 1 << 62:
+        raise _FieldError(f"{where} is out of range")
+    return value
+
+
+def _check_paths(manifest: Manifest) -> None:
+    named = [shard.file for shard in manifest.corpus]
+    segments = [*manifest.suffix, *manifest.dense]
+    for path in [*named, *manifest.files, *(segment.directory for segment in segments)]:
+        if not _SAFE_PATH.fullmatch(path) or len(path) > 300:
+            raise _FieldError(f"the path {path[:80]!r} is not a plain path inside the store")
+    for path in named:
+        if path not in manifest.files:
+            raise _FieldError(f"the corpus file {path} has no size and checksum")
+    for segment in segments:
+        if not any(path.startswith(segment.directory + "/") for path in manifest.files):
+            raise _FieldError(f"the index {segment.directory} has no files")
+        for shard in segment.shards:
+            if shard not in named:
+                raise _FieldError(f"the index {segment.directory} covers {shard[:80]}, which is not in the corpus")

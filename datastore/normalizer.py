@@ -1,0 +1,86 @@
+"""z-score, PCA and unit length: from a hidden state to the key that is searched for (DReSD §3.2–3.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+_EPSILON = 1e-6
+_CHUNK = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Normalizer:
+    """The fitted transformation.
+
+    Attributes:
+        mean, scale: float32[d], of the sampled hidden states (Eq. 1; scale = 1 / √(Var + ε)).
+        components: float32[dims, d], the first principal components W of the z-scored sample.
+        explained_variance: share of the z-scored sample's variance that the components keep.
+        sampled: rows it was fitted on.
+    """
+
+    mean: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    components: NDArray[np.float32]
+    explained_variance: float
+    sampled: int
+
+    @classmethod
+    def fit(cls, states: NDArray[np.float32], dims: int) -> Normalizer:
+        """Fit mean and deviation, then PCA by full eigendecomposition of the covariance.
+
+        Args:
+            states: float32[n, d]; may be memory-mapped.
+            dims: components kept, at most min(n, d).
+        """
+        from sklearn.decomposition import PCA
+        from sklearn.preprocessing import StandardScaler
+
+        scaler = StandardScaler()
+        for start in range(0, len(states), _CHUNK):
+            scaler.partial_fit(states[start : start + _CHUNK].astype(np.float64))
+        mean = scaler.mean_.astype(np.float32)
+        scale = (1.0 / np.sqrt(scaler.var_ + _EPSILON)).astype(np.float32)
+        scored = (states - mean) * scale
+        pca = PCA(dims, svd_solver="covariance_eigh").fit(scored)
+        components = np.ascontiguousarray(pca.components_, np.float32)
+        kept = round(float(pca.explained_variance_ratio_.sum()), 4)
+        return cls(mean, scale, components, kept, len(states))
+
+    def keys(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32[n, d] hidden states → float32[n, dims] keys of unit length (Eq. 1 and 2)."""
+        reduced = ((states - self.mean) * self.scale) @ self.components.T
+        length = np.linalg.norm(reduced, axis=1, keepdims=True)
+        return np.asarray(reduced / np.maximum(length, _EPSILON), np.float32)
+
+    def save(self, path: Path) -> None:
+        """Write it as safetensors."""
+        from safetensors.numpy import save
+
+        about = {"explained_variance": str(self.explained_variance), "sampled": str(self.sampled)}
+        arrays = {"mean": self.mean, "scale": self.scale, "components": self.components}
+        path.write_bytes(save(arrays, metadata=about))
+
+    @classmethod
+    def load(cls, path: Path) -> Normalizer:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: the arrays are missing or their shapes do not fit each other.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "numpy") as file:
+                mean, scale, components = (file.get_tensor(name) for name in ("mean", "scale", "components"))
+                about = file.metadata() or {}
+        except SafetensorError as error:
+            raise ValueError(f"{path.name}: {error}") from error
+        if mean.shape != scale.shape or mean.ndim != 1 or components.shape[1:] != mean.shape:
+            raise ValueError(f"{path.name}: shapes {mean.shape}, {scale.shape} and {components.shape} do not fit")
+        kept, sampled = float(about.get("explained_variance", "nan")), int(about.get("sampled", "0"))
+        return cls(mean, scale, components, kept, sampled)

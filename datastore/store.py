@@ -1,0 +1,390 @@
+"""The datastore: one directory, opened through one function that checks everything first."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from specds.datastore import manifest as manifests
+from specds.datastore.manifest import FileRecord, Identity, Manifest, Provenance, Segment, Shard
+from specds.errors import (
+    CorruptStore,
+    ForeignModel,
+    ForeignTokenizer,
+    MissingIndex,
+    NotAStore,
+    OutputError,
+    SpecdsError,
+    StoreLocked,
+    UsageError,
+)
+from specds.files import edge_digest, sha256, sync_directory, sync_file, write_atomically
+from specds.tokenizer import Tokenizer
+from specds.version import __version__
+
+if TYPE_CHECKING:
+    from specds.datastore.dense import DenseIndex
+    from specds.datastore.suffix import SuffixIndex
+
+_LOCK = ".lock"
+_OURS = ("corpus", "suffix", "dense")
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A datastore as it was when it was opened; later writers do not change what this object says.
+
+    Attributes:
+        path: its directory.
+        manifest: what it holds.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    def suffix_index(self) -> SuffixIndex:
+        """The static suffix index, memory-mapped.
+
+        Raises:
+            MissingIndex: none was built. CorruptStore: its files are not what the manifest says.
+        """
+        from specds.datastore.suffix import SuffixIndex
+
+        segment = self._newest(self.manifest.suffix, "suffix")
+        return SuffixIndex.open(self.path / segment.directory, segment)
+
+    def dense_index(self, model: str) -> DenseIndex:
+        """The dense index, for queries by the model of this fingerprint.
+
+        Raises:
+            MissingIndex: none was built. ForeignModel: it holds another model's hidden states.
+            CorruptStore: its files are not what the manifest says.
+        """
+        from specds.datastore.dense import DenseIndex
+
+        segment = self._newest(self.manifest.dense, "dense")
+        if segment.model is None or segment.model.fingerprint != model:
+            owner = segment.model.fingerprint[:16] if segment.model else "unknown"
+            named = segment.model.name if segment.model else "?"
+            raise ForeignModel(
+                f"{self.path}: the dense index holds hidden states of {named} ({owner}), not of this model "
+                f"({model[:16]})",
+                "use the model it was built with, or run `specds build-dense` with this one",
+            )
+        # The ANN libraries read these files whole and trust them, so they are read and checked whole first.
+        self._check_whole(segment)
+        return DenseIndex.open(self.path / segment.directory, segment)
+
+    def stale(self, segment: Segment) -> list[str]:
+        """Corpus files that were added after a segment was built."""
+        return [shard.file for shard in self.manifest.corpus if shard.file not in segment.shards]
+
+    def size(self) -> int:
+        """Bytes on disk, by the manifest."""
+        return sum(record.size for record in self.manifest.files.values())
+
+    def writer(self) -> Writer:
+        """The right to change the store; a context manager.
+
+        Raises (on entering):
+            StoreLocked: another process has it.
+        """
+        return Writer(self.path)
+
+    def _newest(self, segments: list[Segment], kind: str) -> Segment:
+        if not segments:
+            raise MissingIndex(f"{self.path} has no {kind} index", f"run `specds build-{kind} {self.path}`")
+        return segments[-1]
+
+    def _check_whole(self, segment: Segment) -> None:
+        for name, record in self.manifest.files.items():
+            if name.startswith(segment.directory + "/") and sha256(self.path / name) != record.sha256:
+                raise CorruptStore(f"{self.path}: {name} changed since it was written", _rebuild_hint(self.path))
+
+
+class Writer:
+    """Changes a store: new files first, then the manifest, atomically. A writer that dies changes nothing.
+
+    Only one process at a time; the lock goes when its process does.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+        self._manifest: Manifest | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as this writer last read or wrote it."""
+        assert self._manifest is not None, "the writer is not entered"
+        return self._manifest
+
+    def __enter__(self) -> Self:
+        with writing(self.path):
+            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            self._lock = None
+            raise StoreLocked(f"{self.path} is being written by another process", "wait until it is done") from error
+        try:
+            self._manifest = _read_manifest(self.path)
+            self._remove_leftovers()
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if any(exception):
+            with contextlib.suppress(OSError):
+                self._remove_leftovers()
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def shard_path(self) -> Path:
+        """A new corpus file's path; write it, then `add_shard`."""
+        return self._fresh("corpus", "part-{:05d}.parquet")
+
+    def segment_path(self, kind: str) -> Path:
+        """A new, empty directory for a segment of a kind; fill it, then `replace_index`."""
+        path = self._fresh(kind, "{:06d}")
+        with writing(path):
+            path.mkdir()
+        return path
+
+    def add_shard(self, shard: Shard) -> None:
+        """Make a finished corpus file part of the store."""
+        files = {**self.manifest.files, **self._records([self.path / shard.file])}
+        self._commit(dataclasses.replace(self.manifest, corpus=[*self.manifest.corpus, shard], files=files))
+
+    def replace_shards(self, old: list[str], new: Shard) -> None:
+        """Put one finished corpus file in the place of some others that it was made from."""
+        position = min(i for i, shard in enumerate(self.manifest.corpus) if shard.file in old)
+        corpus = [shard for shard in self.manifest.corpus if shard.file not in old]
+        corpus.insert(position, new)
+
+        def renamed(segment: Segment) -> Segment:
+            kept = [name for name in segment.shards if name not in old]
+            covers_all = len(kept) + len(old) == len(segment.shards)
+            return dataclasses.replace(segment, shards=[*kept, new.file] if covers_all else kept)
+
+        files = {name: record for name, record in self.manifest.files.items() if name not in old}
+        files |= self._records([self.path / new.file])
+        suffix, dense = [list(map(renamed, part)) for part in (self.manifest.suffix, self.manifest.dense)]
+        self._commit(dataclasses.replace(self.manifest, corpus=corpus, suffix=suffix, dense=dense, files=files))
+        self._remove_leftovers()
+
+    def replace_index(self, kind: str, segment: Segment) -> None:
+        """Make a finished segment the store's only index of its kind, and remove the one before."""
+        old = [one.directory + "/" for one in getattr(self.manifest, kind)]
+        files = {
+            name: record
+            for name, record in self.manifest.files.items()
+            if not any(name.startswith(directory) for directory in old)
+        }
+        directory = self.path / segment.directory
+        files |= self._records(sorted(path for path in directory.rglob("*") if path.is_file()))
+        changes: dict[str, Any] = {kind: [segment], "files": files}
+        self._commit(dataclasses.replace(self.manifest, **changes))
+        self._remove_leftovers()
+
+    def _records(self, paths: list[Path]) -> dict[str, FileRecord]:
+        records = {}
+        with writing(self.path):
+            for path in paths:
+                sync_file(path)
+                name = path.relative_to(self.path).as_posix()
+                records[name] = FileRecord(path.stat().st_size, sha256(path), edge_digest(path))
+            for directory in {path.parent for path in paths}:
+                sync_directory(directory)
+                sync_directory(directory.parent)
+        return records
+
+    def _commit(self, manifest: Manifest) -> None:
+        with writing(self.path):
+            write_atomically(self.path / manifests.NAME, manifests.dump(manifest))
+        self._manifest = manifest
+
+    def _fresh(self, folder: str, pattern: str) -> Path:
+        with writing(self.path):
+            (self.path / folder).mkdir(exist_ok=True)
+            taken = {path.name for path in (self.path / folder).iterdir()}
+        taken |= {name.split("/")[1] for name in self.manifest.files if name.startswith(folder + "/")}
+        # Past the largest, not the first gap: a reader of the last manifest must not find new bytes under an old name.
+        numbers = [int(digits[0]) for name in taken if (digits := re.findall(r"\d+", name))]
+        return self.path / folder / pattern.format(max(numbers, default=0) + 1)
+
+    def _remove_leftovers(self) -> None:
+        """What killed writers left: files in the store's own folders that the manifest does not name."""
+        known = set(self.manifest.files)
+        for folder in _OURS:
+            root = self.path / folder
+            if not root.is_dir() or root.is_symlink():
+                continue
+            for entry in root.iterdir():
+                name = f"{folder}/{entry.name}"
+                if name in known or any(one.startswith(name + "/") for one in known):
+                    continue
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink(missing_ok=True)
+        for entry in self.path.glob(f".{manifests.NAME}.*.tmp"):
+            entry.unlink(missing_ok=True)
+
+
+def open_store(path: Path | str, tokenizer: Tokenizer | None = None) -> Store:
+    """Open a datastore for reading.
+
+    Checks the manifest (every field, every path), each file's presence and size, the checksum of each file's
+    first and last 64 KiB, and, when a tokenizer is given, that the store's tokens are its tokens.
+
+    Raises:
+        NotAStore, StoreVersionError, CorruptStore, ForeignTokenizer: see their docstrings.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path)
+    for name, record in manifest.files.items():
+        problem = _quick_problem(path, name, record)
+        if problem:
+            raise CorruptStore(f"{path}: {problem}", _rebuild_hint(path))
+    if tokenizer is not None and manifest.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise ForeignTokenizer(
+            f"{path} holds tokens of {manifest.tokenizer.name} (tokenizer {manifest.tokenizer.fingerprint[:16]}), "
+            f"not of {tokenizer.name} (tokenizer {tokenizer.fingerprint[:16]})",
+            "use the store with the model it was made for, or make a store with this one",
+        )
+    return Store(path, manifest)
+
+
+def find_problems(path: Path | str) -> tuple[list[str], int, int]:
+    """Read every byte of a store, whatever state it is in.
+
+    Returns:
+        what is missing, of another size, or of another checksum (empty: the store is whole); files; bytes.
+
+    Raises:
+        NotAStore, StoreVersionError, CorruptStore: there is no manifest that could be believed.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path)
+    found = []
+    for name, record in sorted(manifest.files.items()):
+        problem = _quick_problem(path, name, record)
+        if problem is None and sha256(path / name) != record.sha256:
+            problem = f"{name}: its content changed"
+        if problem:
+            found.append(problem)
+    return found, len(manifest.files), sum(record.size for record in manifest.files.values())
+
+
+def create_store(path: Path | str, tokenizer: Tokenizer) -> Store:
+    """Open a datastore, or make an empty one where there is none.
+
+    Raises:
+        NotAStore: the path is a file, or a directory that holds something else.
+        OutputError: the directory cannot be written.
+        and what `open_store` raises.
+    """
+    path = Path(path)
+    if (path / manifests.NAME).exists() or path.is_symlink():
+        return open_store(path, tokenizer)
+    if path.is_file() or (path.is_dir() and any(entry.name != _LOCK for entry in path.iterdir())):
+        raise NotAStore(f"{path} exists and is not a datastore", "choose another path for --store")
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        empty = Manifest(Identity(tokenizer.name, tokenizer.fingerprint), tokenizer.vocab_size)
+        write_atomically(path / manifests.NAME, manifests.dump(empty))
+    return open_store(path, tokenizer)
+
+
+def provenance() -> Provenance:
+    """How the running command would be repeated: its command line, the version, and the date."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return Provenance(shlex.join(words)[:2000].encode("utf-8", "replace").decode(), __version__, now)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals into an OutputError that names the store.
+
+    Raises:
+        OutputError: no space, no permission, a read-only file system.
+    """
+    try:
+        yield
+    except SpecdsError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(
+            f"cannot write {path}: {reason}", "free some space or choose another path; the store is as it was before"
+        ) from error
+
+
+def _read_manifest(path: Path) -> Manifest:
+    file = path / manifests.NAME
+    try:
+        size = file.stat().st_size
+        if size > manifests.MAX_BYTES:
+            raise CorruptStore(f"{file} has {size:,} bytes, more than a manifest can have", _rebuild_hint(path))
+        data = file.read_bytes()
+    except FileNotFoundError:
+        what = "is no directory" if not path.is_dir() else f"holds no {manifests.NAME}"
+        hint = "make a store with `specds generate` or `specds ingest`"
+        raise NotAStore(f"{path} is not a datastore: it {what}", hint) from None
+    except OSError as error:
+        raise NotAStore(f"{path} cannot be read: {error.strerror}", "check the path and its permissions") from error
+    return manifests.parse(data, str(file))
+
+
+def _quick_problem(root: Path, name: str, record: FileRecord) -> str | None:
+    path = root / name
+    try:
+        # Not even a symbolic link may lead out of the store.
+        if not path.resolve(strict=True).is_relative_to(root.resolve()):
+            return f"{name}: leads out of the store"
+        size = path.stat().st_size
+        if size != record.size:
+            return f"{name}: has {size:,} bytes, should have {record.size:,}"
+        if not path.is_file():
+            return f"{name}: is not a file"
+        if edge_digest(path) != record.edges:
+            return f"{name}: its content changed"
+    except FileNotFoundError:
+        return f"{name}: is missing"
+    except (OSError, RuntimeError) as error:
+        return f"{name}: cannot be read: {error}"
+    return None
+
+
+def _rebuild_hint(path: Path) -> str:
+    return f"`specds verify {path}` lists what is wrong; restore it from a copy, or build it again"
+
+
+def require_tokens(store: Store) -> None:
+    """Refuse to index an empty corpus.
+
+    Raises:
+        UsageError: the store has no tokens.
+    """
+    if store.manifest.tokens == 0:
+        raise UsageError(f"{store.path} has no documents to index", "fill it with `specds generate` or `specds ingest`")

@@ -1,0 +1,131 @@
+"""The contracts that the decoding loop is made of: what it asks of a drafter, a verifier and a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specds.decode.draft import Draft
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Signal(Enum):
+    """Something of the target's forward pass that a drafter may ask for, besides the tokens."""
+
+    HIDDEN = "hidden"
+    """float32[m, d]: the last layer's final-normed hidden state of the rows that produced the committed tokens."""
+
+
+Signals = Mapping[Signal, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What one pass of the target over (last token + draft) gives.
+
+    Attributes:
+        logits: float[n + 1, vocabulary] on the target's device: row 0 follows the last committed token,
+            row i + 1 follows draft node i. A prefill gives one row.
+        hidden: float[n + 1, d], the final-normed hidden states of the same rows; None unless asked for.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verifier makes of a draft.
+
+    Attributes:
+        path: indices of the accepted draft nodes, from the root down; empty when none is.
+        next_token: the target's own token after the last accepted one.
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass of the target and what came of it: a row of the trace.
+
+    Attributes:
+        index: 0 for the prefill, then 1, 2, …
+        position: how many tokens were committed before this step; the first of `tokens` has this index.
+        draft: what was proposed (after trimming to budget and to what is left to generate).
+        path: the accepted draft nodes.
+        tokens: the committed tokens: the accepted ones and the target's own, cut at a stop token.
+        signals: what the drafter asked for, one row for each of `tokens`.
+        draft_seconds, forward_seconds, verify_seconds, commit_seconds: wall time of each part.
+    """
+
+    index: int
+    position: int
+    draft: Draft
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+    signals: Signals
+    draft_seconds: float
+    forward_seconds: float
+    verify_seconds: float
+    commit_seconds: float
+
+    @property
+    def accepted(self) -> int:
+        """How many drafted tokens were committed."""
+        return min(len(self.path), len(self.tokens))
+
+
+class Drafter(Protocol):
+    """Proposes drafts for one request; speaks numpy, so that it can serve inside another engine."""
+
+    needs: ClassVar[frozenset[Signal]]
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """A new request: forget the last one, take the prompt's token ids."""
+
+    def propose(self, budget: int) -> Draft:
+        """At most `budget` nodes to follow the last committed token; the empty draft is ordinary decoding."""
+
+    def observe(self, step: Step) -> None:
+        """A step was committed (the first is the prefill's)."""
+
+
+class Verifier(Protocol):
+    """Turns the target's logits over a draft into the accepted path; pure, one object serves all requests of a key."""
+
+    lossless: ClassVar[bool]
+
+    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+        """Judge a draft.
+
+        Args:
+            draft: n nodes.
+            logits: float[n + 1, vocabulary] as in `Forward`.
+            position: absolute position (0-based, prompt included) of the token that row 0 predicts.
+        """
+
+
+class Target(Protocol):
+    """The model whose text is wanted, with its key-value cache for one request."""
+
+    def prefill(self, tokens: Sequence[int]) -> Forward:
+        """Start a request: one pass over the prompt; logits and hidden state of its last token only."""
+
+    def forward(self, last: int, draft: Draft) -> Forward:
+        """One masked pass over the last committed token and the draft; the cache grows by n + 1 entries."""
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the last token's cache entry and those of the accepted path; forget the rest of the draft."""
+
+
+Options = Any
+"""A frozen dataclass of a drafter's options; each field's metadata holds its `help`."""

@@ -1,0 +1,10 @@
+"""Drafters by name. A new one is a file here and a line below."""
+
+from __future__ import annotations
+
+DRAFTERS = {
+    "none": "specds.decode.drafters.none:Null",
+    "pld": "specds.decode.drafters.pld:PromptLookup",
+    "rest": "specds.decode.drafters.rest:Rest",
+    "dresd": "specds.decode.drafters.dresd:Dresd",
+}

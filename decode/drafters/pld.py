@@ -1,0 +1,76 @@
+"""Prompt lookup decoding: what followed the same n-gram earlier in the prompt or the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specds.decode.context import Context
+from specds.decode.contracts import Signal, Step
+from specds.decode.draft import Draft, chain, empty
+from specds.decode.registry import option
+
+
+class PromptLookup:
+    """Match the last n tokens, n from the longest to the shortest, and copy what followed the earliest match."""
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """Options of prompt lookup."""
+
+        max_ngram: int = option(3, "longest n-gram matched", least=1)
+        min_ngram: int = option(1, "shortest n-gram matched", least=1)
+        length: int = option(10, "most tokens copied", least=1)
+
+    summary: ClassVar[str] = "copies what followed the same n-gram earlier in the prompt or the answer"
+    source: ClassVar[str] = "Prompt lookup decoding (Saxena, 2023)"
+    index: ClassVar[str | None] = None
+    needs: ClassVar[frozenset[Signal]] = frozenset()
+
+    def __init__(self, options: Options, indexes: Sequence[object] = ()) -> None:
+        self._options = options
+        self._context = Context(())
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """See `Drafter.start`."""
+        self._context = Context(prompt)
+
+    def observe(self, step: Step) -> None:
+        """See `Drafter.observe`."""
+        self._context.extend(step.tokens)
+
+    def propose(self, budget: int) -> Draft:
+        """A chain of at most `length` tokens; a token's score is the share of all matches that agree so far."""
+        tokens = self._context.tokens
+        for size in range(self._options.max_ngram, self._options.min_ngram - 1, -1):
+            follows = _continuations(tokens, size)
+            if len(follows):
+                end = min(int(follows[0]) + min(self._options.length, budget), len(tokens))
+                copied = tokens[follows[0] : end]
+                return chain(copied, _agreement(tokens, follows, copied))
+        return empty()
+
+
+def _continuations(tokens: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Where earlier occurrences of the last `size` tokens are continued, ascending."""
+    last = len(tokens) - size
+    if last <= 0:
+        return np.empty(0, np.int64)
+    hits = tokens[:last] == tokens[last]
+    for offset in range(1, size):
+        hits &= tokens[offset : last + offset] == tokens[last + offset]
+    return np.flatnonzero(hits) + size
+
+
+def _agreement(tokens: NDArray[np.int64], follows: NDArray[np.int64], copied: NDArray[np.int64]) -> list[float]:
+    scores = []
+    for depth, token in enumerate(copied):
+        here = follows + depth
+        agree = follows[tokens[np.minimum(here, len(tokens) - 1)] == token]
+        scores.append(len(agree) / (len(follows) + 1))
+        follows = agree
+    return scores

@@ -1,0 +1,187 @@
+"""The engine: a model, a drafter and a verifier put together to answer prompts one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specds.datastore.prompts import Message, Prompt
+from specds.datastore.store import Store
+from specds.decode.contracts import Drafter, Signal, Step
+from specds.decode.counters import Counters
+from specds.decode.drafters import DRAFTERS
+from specds.decode.loop import decode
+from specds.decode.registry import load, parse_options
+from specds.decode.target import HuggingFaceTarget, check_tree_attention
+from specds.decode.verifiers import make_verifier
+from specds.errors import PromptError, UsageError
+from specds.model import LanguageModel
+from specds.sampling import Sampling
+
+DEFAULT_BUDGET = 16
+
+# Families whose trees the tests compare with plain decoding; any other is checked when an engine is made.
+_TESTED = {
+    f"{family}ForCausalLM"
+    for family in ("Llama", "Qwen2", "Qwen3", "Mistral", "Gemma", "Gemma2", "Gemma3", "Phi", "Phi3", "GPTNeoX")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The model's answer to one turn of a conversation.
+
+    Attributes:
+        text: without special tokens.
+        tokens: every committed token id, a stop token included.
+        finish_reason: `stop` (a stop token), `length` (max_new_tokens) or `context` (the model's context is full).
+        prompt_tokens: length of what was answered, template and history included.
+        steps: the trace.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    prompt_tokens: int
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The model's answers to all turns of one prompt."""
+
+    id: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def text(self) -> str:
+        """The last turn's text."""
+        return self.turns[-1].text
+
+    @property
+    def counters(self) -> Counters:
+        """What the steps of all turns add up to."""
+        return Counters.of(step for turn in self.turns for step in turn.steps)
+
+
+@dataclass(slots=True)
+class Engine:
+    """Answers prompts with one model and one way of drafting.
+
+    Attributes:
+        model: the target.
+        drafter: a name in the drafters' registry.
+        drafter_options: that drafter's options, as text.
+        stores: where a retrieving drafter looks; each needs the index that the drafter reads.
+        verifier: `auto`, or a name in the verifiers' registry.
+        sampling: greedy by default.
+        budget: the most draft nodes a step.
+
+    Raises:
+        UsageError: an unknown name or option, a budget below 0, a drafter without the store it needs.
+        MissingIndex, ForeignModel, CorruptStore: a store that the drafter cannot read.
+        UnsupportedModel: a model that cannot verify a tree.
+    """
+
+    model: LanguageModel
+    drafter: str = "none"
+    drafter_options: Mapping[str, str] = field(default_factory=dict)
+    stores: Sequence[Store] = ()
+    verifier: str = "auto"
+    sampling: Sampling = field(default_factory=Sampling)
+    budget: int = DEFAULT_BUDGET
+    _class: Any = field(init=False, repr=False)
+    _options: Any = field(init=False, repr=False)
+    _indexes: list[Any] = field(init=False, repr=False)
+    _target: HuggingFaceTarget = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.budget < 0:
+            raise UsageError(f"--budget is {self.budget}", "0 (no drafts) or more")
+        self._class = load(DRAFTERS, self.drafter, "drafter")
+        self._options = parse_options(self._class.Options, self.drafter_options, f"drafter {self.drafter}")
+        if self._class.index and not self.stores:
+            raise UsageError(
+                f"drafter {self.drafter} looks things up in a datastore, and none is given",
+                f"add --store S, a store with a {self._class.index} index",
+            )
+        self._indexes = [self._index(store) for store in self.stores]
+        make_verifier(self.verifier, self.sampling, ())
+        if type(self.model.network).__name__ not in _TESTED:
+            check_tree_attention(self.model)
+        self._target = HuggingFaceTarget(self.model, hidden=Signal.HIDDEN in self._class.needs)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether texts are those of plain decoding."""
+        return make_verifier(self.verifier, self.sampling, ()).lossless
+
+    def make_drafter(self) -> Drafter:
+        """A drafter for one request."""
+        drafter: Drafter = self._class(self._options, self._indexes)
+        return drafter
+
+    def steps(self, tokens: Sequence[int], max_new_tokens: int, *, sample: int = 0) -> Iterator[Step]:
+        """Generate from token ids, a step at a time.
+
+        Args:
+            sample: which of several samples of one prompt this is; each has noise of its own.
+
+        Raises:
+            PromptError: no tokens, or as many as the model's context holds or more.
+        """
+        self._check_prompt(tokens)
+        return decode(
+            self._target,
+            self.make_drafter(),
+            make_verifier(self.verifier, self.sampling, tokens, sample),
+            tokens,
+            max_new_tokens=min(max_new_tokens, self.model.context_length - len(tokens)),
+            budget=self.budget,
+            stop_tokens=self.model.stop_tokens,
+        )
+
+    def answer(self, prompt: Prompt, max_new_tokens: int) -> Answer:
+        """Answer every turn of a prompt, each turn seeing the answers before it.
+
+        Raises:
+            PromptError: a turn that has no tokens, is too long, or that the chat template refuses.
+        """
+        history: list[Message] = []
+        turns = []
+        for messages in prompt.turns:
+            history += messages
+            tokenizer = self.model.tokenizer
+            tokens = tokenizer.prompt(history[0]["content"]) if prompt.raw else tokenizer.chat(history)
+            turns.append(self._turn(tokens, max_new_tokens))
+            history.append({"role": "assistant", "content": turns[-1].text})
+        return Answer(prompt.id, tuple(turns))
+
+    def _turn(self, prompt: list[int], max_new_tokens: int) -> Turn:
+        steps = tuple(self.steps(prompt, max_new_tokens))
+        tokens = tuple(token for step in steps for token in step.tokens)
+        if tokens[-1] in self.model.stop_tokens:
+            reason = "stop"
+        elif len(tokens) < max_new_tokens:
+            reason = "context"
+        else:
+            reason = "length"
+        return Turn(self.model.tokenizer.decode(tokens), tokens, reason, len(prompt), steps)
+
+    def _check_prompt(self, tokens: Sequence[int]) -> None:
+        if not tokens:
+            raise PromptError("the prompt has no tokens", "give it some text")
+        if len(tokens) >= self.model.context_length:
+            raise PromptError(
+                f"the prompt has {len(tokens):,} tokens, and {self.model.name} holds {self.model.context_length:,} "
+                "with the answer",
+                "shorten it, or use a model with a longer context",
+            )
+
+    def _index(self, store: Store) -> Any:
+        if self._class.index == "suffix":
+            return store.suffix_index()
+        if self._class.index == "dense":
+            return store.dense_index(self.model.fingerprint)
+        return None

@@ -1,0 +1,81 @@
+"""The decoding loop: draft → forward → verify → commit → observe."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from time import perf_counter
+
+import numpy as np
+
+from specds.decode.contracts import Drafter, Forward, Signal, Signals, Step, Target, Verdict, Verifier
+from specds.decode.draft import empty
+
+
+def decode(
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    budget: int,
+    stop_tokens: Collection[int] = (),
+) -> Iterator[Step]:
+    """Generate from a prompt, one step (one forward pass of the target) at a time.
+
+    The prompt's own pass is step 0 and commits one token. The last committed token is always still to be
+    forwarded; nothing is forwarded that no later token needs. Ends after a stop token or `max_new_tokens`.
+
+    Args:
+        prompt: at least one token id.
+        max_new_tokens: at least 1.
+        budget: the most draft nodes a step.
+        stop_tokens: ids that end the text; the one that does is committed.
+    """
+    began = perf_counter()
+    forward = target.prefill(prompt)
+    forwarded = perf_counter()
+    draft = empty()
+    verdict = verifier.verify(draft, forward.logits, len(prompt))
+    verified = perf_counter()
+    drafter.start(prompt)
+    tokens = [verdict.next_token]
+    times = (0.0, forwarded - began, verified - forwarded, 0.0)
+    step = Step(0, len(prompt), draft, (), tuple(tokens), _signals(drafter, forward, verdict, 1), *times)
+    produced = 1
+
+    while True:
+        yield step
+        if produced >= max_new_tokens or tokens[-1] in stop_tokens:
+            return
+        began = perf_counter()
+        drafter.observe(step)
+        # The target adds a token of its own, so a draft deeper than what is left less one cannot be used.
+        draft = drafter.propose(budget).trim(budget, depth=max_new_tokens - produced - 1)
+        drafted = perf_counter()
+        forward = target.forward(tokens[-1], draft)
+        forwarded = perf_counter()
+        verdict = verifier.verify(draft, forward.logits, len(prompt) + produced)
+        verified = perf_counter()
+        tokens = _until_stop([*(int(draft.tokens[node]) for node in verdict.path), verdict.next_token], stop_tokens)
+        target.commit(verdict.path)
+        times = (drafted - began, forwarded - drafted, verified - forwarded, perf_counter() - verified)
+        signals = _signals(drafter, forward, verdict, len(tokens))
+        step = Step(step.index + 1, len(prompt) + produced, draft, verdict.path, tuple(tokens), signals, *times)
+        produced += len(tokens)
+
+
+def _until_stop(tokens: list[int], stop_tokens: Collection[int]) -> list[int]:
+    for index, token in enumerate(tokens):
+        if token in stop_tokens:
+            return tokens[: index + 1]
+    return tokens
+
+
+def _signals(drafter: Drafter, forward: Forward, verdict: Verdict, committed: int) -> Signals:
+    if Signal.HIDDEN not in drafter.needs or forward.hidden is None:
+        return {}
+    # Token i of the step was predicted by row 0 and then by the row of the i-th accepted node.
+    rows = [0, *(node + 1 for node in verdict.path)][:committed]
+    hidden = forward.hidden[rows].float().cpu().numpy()
+    return {Signal.HIDDEN: np.ascontiguousarray(hidden)}

@@ -1,0 +1,79 @@
+"""Looking up registered classes, and turning `name=value` text into their options."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from specds.errors import UsageError
+
+
+def load(registry: Mapping[str, str], name: str, what: str) -> Any:
+    """The class registered under a name as `module:Class`; its module is imported now.
+
+    Raises:
+        UsageError: no such name; the message lists those there are.
+    """
+    if name not in registry:
+        raise UsageError(f"no {what} {name!r}", f"one of {', '.join(registry)}")
+    module, _, attribute = registry[name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def option(default: Any, help: str, *, least: float | None = None) -> Any:
+    """A field of an options dataclass: default, one line of help, and the smallest value allowed."""
+    return dataclasses.field(default=default, metadata={"help": help, "least": least})
+
+
+def parse_options(cls: Any, settings: Mapping[str, str], owner: str) -> Any:
+    """An options dataclass from text.
+
+    Args:
+        cls: the dataclass; its fields are int, float, str or bool.
+        settings: field name → text.
+        owner: whose options they are, for messages.
+
+    Raises:
+        UsageError: an unknown field, text that is not of the field's type, or a value below the least allowed.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    types = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for name, text in settings.items():
+        if name not in fields:
+            known = ", ".join(fields) or "none at all"
+            raise UsageError(f"{owner} has no option {name!r}", f"its options: {known}")
+        values[name] = _parse(types[name], text, f"{owner} option {name}")
+        least = fields[name].metadata.get("least")
+        if least is not None and values[name] < least:
+            raise UsageError(f"{owner} option {name} is {text}", f"at least {least:g}")
+    return cls(**values)
+
+
+def describe_options(cls: Any) -> list[tuple[str, str, str]]:
+    """(name, default, help) of each option, in order."""
+    return [(field.name, str(field.default), str(field.metadata.get("help", ""))) for field in dataclasses.fields(cls)]
+
+
+def _parse(kind: Any, text: str, what: str) -> Any:
+    if kind is bool:
+        words = {
+            "true": True,
+            "yes": True,
+            "on": True,
+            "1": True,
+            "false": False,
+            "no": False,
+            "off": False,
+            "0": False,
+        }
+        if text.lower() in words:
+            return words[text.lower()]
+        raise UsageError(f"{what} is {text!r}", "true or false")
+    try:
+        return kind(text)
+    except ValueError:
+        raise UsageError(f"{what} is {text!r}", f"a value of type {kind.__name__}") from None

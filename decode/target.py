@@ -1,0 +1,180 @@
+"""The target: a Hugging Face causal language model that verifies a tree of tokens in one pass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specds.decode.cache import TreeCache
+from specds.decode.contracts import Forward
+from specds.decode.draft import Draft, tree
+from specds.errors import UnsupportedModel
+from specds.model import LanguageModel
+
+_ATTENTION = {"full_attention", "sliding_attention"}
+_PROBE = (np.array([3, 5, 4, 2, 6], np.int32), np.array([-1, -1, 0, 1, 3], np.int32))
+
+
+class HuggingFaceTarget:
+    """Any decoder that `AutoModelForCausalLM` loads, with rotary, absolute or relative-by-position attention.
+
+    The tree is verified through the model's own forward pass with a 4-D additive mask and explicit position
+    ids: node i sees the committed text, the nodes above it, and itself; its position is that of the last
+    committed token plus its depth. Sliding windows are honoured in the mask, by position.
+
+    Raises:
+        UnsupportedModel: the model has layers that are not attention over a cache, or takes no position ids,
+            or a pass over a small tree does not give what separate passes over its branches give.
+    """
+
+    def __init__(self, model: LanguageModel, *, hidden: bool = False) -> None:
+        self._network = model.network
+        self._config = model.network.config.get_text_config()
+        self._device = model.network.device
+        self._hidden = hidden
+        self._captured: torch.Tensor | None = None
+        _refuse_unsupported(model)
+        # Models that mix kinds of attention take one mask a kind, under the kind's name.
+        self._masks_by_kind = "causal_mask_mapping" in _local_names(_decoder(self._network))
+        self._window = _window(self._config)
+        self._cache = TreeCache(self._config.num_hidden_layers)
+        self._start = 0
+
+    def prefill(self, tokens: Sequence[int]) -> Forward:
+        """One pass over the prompt (at least one token); logits and hidden state of its last token."""
+        self._cache.clear()
+        self._start = 0
+        positions = torch.arange(len(tokens), device=self._device)
+        result = self._run(list(tokens), positions, mask=None, rows=1)
+        self._start = len(tokens)
+        return result
+
+    def forward(self, last: int, draft: Draft) -> Forward:
+        """One pass over the last committed token and n draft nodes: n + 1 rows of logits."""
+        self._start = self._cache.length
+        depths = np.concatenate([[0], draft.depths()])
+        positions = torch.from_numpy(depths + self._start).to(self._device)
+        mask = self._mask(draft, depths) if len(draft) else None
+        return self._run([last, *draft.tokens.tolist()], positions, mask, rows=len(draft) + 1)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Cut the cache back to the committed text: the last token and the accepted path."""
+        self._cache.keep(self._start, [0, *(node + 1 for node in path)])
+
+    @torch.inference_mode()
+    def _run(self, tokens: list[int], positions: torch.Tensor, mask: Any, rows: int) -> Forward:
+        hook = _decoder(self._network).register_forward_hook(self._capture) if self._hidden else None
+        try:
+            output = self._network(
+                input_ids=torch.tensor([tokens], device=self._device),
+                position_ids=positions[None],
+                attention_mask=mask,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=rows,
+            )
+        finally:
+            if hook is not None:
+                hook.remove()
+        hidden = self._captured[0, -rows:] if self._captured is not None else None
+        self._captured = None
+        return Forward(output.logits[0, -rows:], hidden)
+
+    def _capture(self, module: Any, arguments: Any, output: Any) -> None:
+        self._captured = output[0] if isinstance(output, tuple) else output.last_hidden_state
+
+    def _mask(self, draft: Draft, depths: NDArray[np.int64]) -> Any:
+        """Additive masks float[1, 1, n + 1, start + n + 1]: 0 where a row may look, the lowest number elsewhere."""
+        rows = len(draft) + 1
+        seen = np.zeros((rows, self._start + rows), dtype=np.bool_)
+        seen[:, : self._start + 1] = True
+        seen[1:, self._start + 1 :] = draft.ancestors()
+        full: torch.Tensor | None
+        if self._window is None:
+            full = sliding = self._additive(seen)
+        else:
+            at = np.concatenate([np.arange(self._start), self._start + depths])
+            near = at[None, :] > (at[self._start :] - self._window)[:, None]
+            full = self._additive(seen) if self._masks_by_kind else None
+            sliding = self._additive(seen & near)
+        if self._masks_by_kind:
+            return {"full_attention": full, "sliding_attention": sliding}
+        return sliding
+
+    def _additive(self, seen: NDArray[np.bool_]) -> torch.Tensor:
+        dtype = self._network.dtype
+        mask = np.where(seen, np.float32(0), np.float32(torch.finfo(dtype).min))
+        return torch.from_numpy(mask).to(self._device, dtype)[None, None]
+
+
+def check_tree_attention(model: LanguageModel, *, tolerance: float = 1e-2) -> None:
+    """Compare one pass over a small tree with separate passes over its branches.
+
+    Run for model families that the tests do not cover, because a model that ignores the mask or the position
+    ids gives wrong text without any error.
+
+    Raises:
+        UnsupportedModel: the logits differ by more than `tolerance` of their spread.
+    """
+    target = HuggingFaceTarget(model)
+    prompt = [token % model.network.config.get_text_config().vocab_size for token in (7, 11, 2, 9, 8, 5)]
+    tokens, parents = _PROBE
+    draft = tree(tokens, parents, np.ones(len(tokens)), float(len(tokens)))
+    target.prefill(prompt[:-1])
+    try:
+        together = target.forward(prompt[-1], draft).logits.float()
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UnsupportedModel(f"{model.name} cannot verify a tree of tokens: {reason}") from error
+    seen = draft.ancestors()
+    for node in range(len(draft)):
+        branch = [int(token) for token in tokens[seen[node]]]
+        alone = HuggingFaceTarget(model).prefill([*prompt, *branch]).logits[0].float()
+        spread = float(alone.max() - alone.min())
+        if float((together[node + 1] - alone).abs().max()) > tolerance * max(spread, 1e-3):
+            raise UnsupportedModel(
+                f"{model.name} ({type(model.network).__name__}) gives other logits for a tree than for its branches",
+                "its attention ignores the mask or the position ids; specds cannot decode with it",
+            )
+
+
+def _decoder(network: Any) -> Any:
+    """The transformer without its language-model head."""
+    return network.get_decoder() if hasattr(network, "get_decoder") else network.base_model
+
+
+def _local_names(module: Any) -> frozenset[str]:
+    """Parameters and local variables of a module's own forward, under transformers' decorators."""
+    return frozenset(inspect.unwrap(type(module).forward).__code__.co_varnames)
+
+
+def _window(config: Any) -> int | None:
+    window = getattr(config, "sliding_window", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return None
+    kinds = getattr(config, "layer_types", None)
+    return int(window) if kinds is None or "sliding_attention" in kinds else None
+
+
+def _refuse_unsupported(model: LanguageModel) -> None:
+    config = model.network.config
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    reason = None
+    if getattr(config, "is_encoder_decoder", False):
+        reason = "it is an encoder-decoder"
+    elif kinds - _ATTENTION:
+        reason = f"it has layers of kind {', '.join(sorted(kinds - _ATTENTION))}"
+    elif getattr(model.network, "_is_stateful", False):
+        reason = "it keeps a recurrent state, which cannot be cut back to an accepted path"
+    elif "position_ids" not in _local_names(_decoder(model.network)):
+        reason = "it takes no position ids"
+    if reason:
+        raise UnsupportedModel(
+            f"{model.name} ({type(model.network).__name__}) cannot verify a tree of tokens: {reason}",
+            "specds decodes with attention-only decoders: Llama, Qwen, Mistral, Gemma, Phi, GPT-NeoX and their like",
+        )

@@ -1,0 +1,35 @@
+"""Verification under sampling: a drafted token is accepted when it is the one that would have been drawn."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from specds.decode.contracts import Verdict
+from specds.decode.draft import Draft
+from specds.decode.verifiers.walk import follow
+from specds.sampling import Noise, Sampling, pick
+
+
+class PositionKeyed:
+    """Draw the target's token at each node with noise keyed by its position, and follow it if it was drafted.
+
+    The draw does not depend on the draft, so the text is that of plain sampling with the same seed.
+    """
+
+    lossless: ClassVar[bool] = True
+    summary: ClassVar[str] = "the token that plain sampling with this seed draws at each node, followed while drafted"
+
+    def __init__(self, sampling: Sampling, noise: Noise) -> None:
+        self._sampling = sampling
+        self._noise = noise
+
+    @classmethod
+    def build(cls, sampling: Sampling, noise: Noise) -> PositionKeyed:
+        """For one request."""
+        return cls(sampling, noise)
+
+    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+        """See `Verifier.verify`."""
+        return follow(draft, lambda row, depth: pick(logits[row], self._sampling, self._noise, position + depth))

@@ -1,0 +1,118 @@
+"""How a token is picked from logits: temperature, top-k, top-p, and noise keyed by seed and position."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specds.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling options, with the meanings and the order of application that transformers gives them.
+
+    Attributes:
+        temperature: divides the logits; 0 is greedy decoding.
+        top_k: keep the k largest logits (ties with the k-th stay); 0 keeps all.
+        top_p: of the tokens by falling probability keep the fewest that together reach top_p; 1 keeps all.
+        seed: the same seed and the same prompt give the same text, whatever the drafter.
+
+    Raises:
+        UsageError: a value out of its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise UsageError(f"--temperature is {self.temperature}", "0 (greedy) or a positive number")
+        if self.top_k < 0:
+            raise UsageError(f"--top-k is {self.top_k}", "0 (off) or a positive number")
+        if not 0.0 < self.top_p <= 1.0:
+            raise UsageError(f"--top-p is {self.top_p}", "above 0 and at most 1 (off)")
+        if self.seed < 0:
+            raise UsageError(f"--seed is {self.seed}", "0 or a positive number")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the target's most likely token is always taken."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Gumbel noise for one request: a pure function of (key, absolute position, token id).
+
+    Counter-based (Philox), so that the noise at a position does not depend on how many positions were looked
+    at before it: this is what makes a drafted text equal to the undrafted one at any temperature.
+    """
+
+    key: tuple[int, int]
+
+    @classmethod
+    def of(cls, seed: int, prompt: Sequence[int], sample: int = 0) -> Noise:
+        """The noise of a request: keyed by the seed, the prompt's token ids, and which sample of the prompt it is.
+
+        Keyed by content and not by row, so that splitting a file of prompts over jobs changes no answer.
+        """
+        digest = hashlib.sha256(f"{seed}:{sample}:".encode() + np.asarray(prompt, dtype="<i8").tobytes()).digest()
+        return cls((int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")))
+
+    def gumbel(self, position: int, tokens: NDArray[np.int64], vocabulary: int) -> NDArray[np.float64]:
+        """float64[len(tokens)]: independent standard Gumbel draws, -log(-log u), one for each token id."""
+        # The counter's third word is the position: positions own disjoint runs of 2**128 blocks.
+        stream = np.random.Philox(key=np.array(self.key, np.uint64), counter=np.array([0, 0, position, 0], np.uint64))
+        raw = stream.random_raw(vocabulary)[tokens]
+        # 53 bits, centred in their cell: u is never 0 and never 1.
+        uniform = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        noise: NDArray[np.float64] = -np.log(-np.log(uniform))
+        return noise
+
+
+def pick(logits: torch.Tensor, sampling: Sampling, noise: Noise, position: int) -> int:
+    """The target's token at one position: argmax over the kept tokens of logit / temperature + Gumbel noise.
+
+    An exact draw from the softmax of the warped logits (the Gumbel-max trick).
+
+    Args:
+        logits: float[vocabulary].
+        position: absolute position of the token to pick.
+    """
+    if sampling.greedy:
+        return int(logits.argmax())
+    kept, scaled = warp(logits, sampling)
+    return int(kept[np.argmax(scaled + noise.gumbel(position, kept, logits.shape[-1]))])
+
+
+def warp(logits: torch.Tensor, sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The token ids that temperature, top-k and top-p leave, ascending, and their scaled logits.
+
+    Args:
+        logits: float[vocabulary].
+    """
+    scaled = logits.detach().float() / sampling.temperature
+    vocabulary = scaled.shape[-1]
+    if 0 < sampling.top_k < vocabulary:
+        # Only the k largest (and ties with the k-th) can be kept, so all that follows is done on them.
+        least = torch.topk(scaled, sampling.top_k).values[-1]
+        ids = torch.nonzero(scaled >= least).flatten()
+    else:
+        ids = torch.arange(vocabulary, device=scaled.device)
+    values = scaled[ids]
+    if sampling.top_p < 1.0:
+        order = torch.argsort(values, stable=True)
+        mass = torch.softmax(values[order].double(), dim=-1).cumsum(dim=-1)
+        keep = mass > 1.0 - sampling.top_p
+        keep[-1] = True
+        chosen = torch.sort(order[keep]).values
+        ids, values = ids[chosen], values[chosen]
+    return ids.cpu().numpy(), values.double().cpu().numpy()

@@ -1,0 +1,158 @@
+"""Small models and stores made on the spot; the embedded model for what must be true of a real one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specds.datastore.corpus import Document, write_shard
+from specds.datastore.store import Store, create_store, open_store
+from specds.model import LanguageModel, load_model, wrap_model
+from specds.tokenizer import Tokenizer, wrap_tokenizer
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+VOCABULARY = 128
+STOP = 1
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ' ' + message['content'] + ' ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant' }}{% endif %}"
+)
+
+
+def make_tokenizer(size: int = VOCABULARY) -> Any:
+    """One token a word: w0, w1, … beside a few names; unknown words are <unk>."""
+    from tokenizers import Tokenizer as Fast
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<unk>", "<end>", "user", "assistant", "system"]
+    words += [f"w{number}" for number in range(size - len(words))]
+    fast = Fast(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    fast.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>", eos_token="<end>")
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def family_config(family: str, **changes: Any) -> Any:
+    """A tiny configuration of a model family."""
+    import transformers
+
+    common: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "bos_token_id": None,
+        "eos_token_id": STOP,
+        "pad_token_id": STOP,
+    }
+    grouped = {"num_key_value_heads": 2}
+    special: dict[str, tuple[str, dict[str, Any]]] = {
+        "llama": ("LlamaConfig", grouped),
+        "qwen2": ("Qwen2Config", grouped),
+        "qwen3": ("Qwen3Config", {**grouped, "head_dim": 8}),
+        "mistral": ("MistralConfig", {**grouped, "sliding_window": 12}),
+        "gemma": ("GemmaConfig", {**grouped, "head_dim": 8}),
+        "gemma2": ("Gemma2Config", {**grouped, "head_dim": 8, "sliding_window": 12}),
+        "gemma3": (
+            "Gemma3TextConfig",
+            {
+                **grouped,
+                "head_dim": 8,
+                "sliding_window": 12,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+        ),
+        "phi": ("PhiConfig", {}),
+        "phi3": ("Phi3Config", {**grouped, "sliding_window": 12}),
+        "neox": ("GPTNeoXConfig", {}),
+    }
+    name, own = special[family]
+    return getattr(transformers, name)(**{**common, **own, **changes})
+
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3", "phi", "phi3", "neox")
+
+
+def make_model(family: str = "llama", *, seed: int = 0, stop: bool = True, **changes: Any) -> LanguageModel:
+    """A tiny model with random weights large enough for its choices to be clear."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    config = family_config(family, **changes)
+    if not stop:
+        config.eos_token_id = None
+    network = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.3)
+    network.generation_config.eos_token_id = STOP if stop else None
+    network.generation_config.pad_token_id = STOP
+    tokenizer = wrap_tokenizer(make_tokenizer(config.vocab_size), "tiny")
+    return wrap_model(network, tokenizer, name="tiny", fingerprint=f"tiny-{family}-{seed}")
+
+
+def fill(store: Store, documents: Sequence[tuple[Sequence[int], Sequence[int]]], source: str = "test") -> Store:
+    """Write (prompt, response) token lists into a store; returns it as it is then."""
+    rows = [
+        Document(f"{source}-{number}", source, np.array(prompt, np.int32), np.array(response, np.int32))
+        for number, (prompt, response) in enumerate(documents)
+    ]
+    with store.writer() as writer:
+        write_shard(writer, rows, origin="ingested")
+    return open_store(store.path)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> LanguageModel:
+    """A tiny Llama that stops at token 1."""
+    return make_model()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The tiny models' tokenizer."""
+    return wrap_tokenizer(make_tokenizer(), "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama as a directory that `--model` takes."""
+    directory = tmp_path_factory.mktemp("tiny-model")
+    model = make_model()
+    model.network.save_pretrained(directory)
+    model.tokenizer.hf.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def new_store(tmp_path: Path, tokenizer: Tokenizer) -> Callable[..., Store]:
+    """Make a store of given documents; the argument is a list of (prompt, response) token lists."""
+    count = 0
+
+    def make(documents: Sequence[tuple[Sequence[int], Sequence[int]]] = ()) -> Store:
+        nonlocal count
+        count += 1
+        store = create_store(tmp_path / f"store-{count}.ds", tokenizer)
+        return fill(store, documents) if documents else store
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def smollm() -> LanguageModel:
+    """The embedded model: SmolLM2-135M-Instruct in float32 on the CPU."""
+    return load_model("smollm2-135m", dtype="float32", device="cpu")
