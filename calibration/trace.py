@@ -53,10 +53,14 @@ class TraceWriter:
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._rows: list[dict[str, Any]] = []
         self._writer: Any = None
+        self._written = False
 
     def __enter__(self) -> Self:
         import pyarrow.parquet as pq
 
+        # The finished file takes the place of what is there, and that must not be a device.
+        if self._path.exists() and not self._path.is_file():
+            raise OutputError(f"cannot write the trace {self._path}: it is not a file", "choose another --trace")
         try:
             self._writer = pq.ParquetWriter(self._temporary, _schema(), compression="zstd")
         except OSError as error:
@@ -72,11 +76,12 @@ class TraceWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Finish the file, also after an error: what was traced is kept."""
+        """Finish the file, also after an error: what was traced is kept, if anything was."""
         try:
             self._flush()
             self._writer.close()
-            self._temporary.replace(self._path)
+            if kind is None or self._written:
+                self._temporary.replace(self._path)
         except OSError as failure:
             raise self._refused(failure) from failure
         finally:
@@ -90,6 +95,7 @@ class TraceWriter:
                 self._writer.write_table(pa.Table.from_pylist(self._rows, _schema()))
             except OSError as error:
                 raise self._refused(error) from error
+            self._written = True
             self._rows = []
 
     def _refused(self, error: OSError) -> OutputError:

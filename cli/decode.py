@@ -80,7 +80,7 @@ def decode(
     from specds.decode.drafters import DRAFTERS
     from specds.decode.registry import load as find
     from specds.decode.registry import parse_options
-    from specds.errors import PromptError
+    from specds.errors import InputError, PromptError
     from specds.model import find_tokenizer
     from specds.sampling import Sampling
 
@@ -93,6 +93,9 @@ def decode(
         tokenizer = find_tokenizer(model, revision=revision)
         for path in store:
             open_store(path, tokenizer)
+    first = next(rows, None)
+    if first is None:
+        raise InputError(f"no prompts in {', '.join(prompt_file)}", "one prompt a line, as JSON or as plain text")
     language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
 
     from specds.decode.engine import Engine
@@ -101,13 +104,18 @@ def decode(
     engine = Engine(language_model, drafter, chosen, stores, verifier, sampling, budget)
     total, prompts, failed = Counters(), 0, 0
     with contextlib.ExitStack() as stack:
-        if output is not None:
-            write, held = stack.enter_context(_answer_file(output))
-        else:
-            write, held = emit, 0
         tracer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
+        held: list[str]
+        write, held = stack.enter_context(_answer_file(output)) if output is not None else (emit, [])
         update = stack.enter_context(bar("decoding", limit))
-        for row in itertools.islice(rows, held, None):
+        for number, row in enumerate(itertools.chain([first], rows)):
+            if number < len(held):
+                if held[number] != row.id:
+                    raise InputError(
+                        f"{output} line {number + 1} answers prompt {held[number]!r}, where the prompt is {row.id!r}",
+                        "choose another --output, or give the prompts that it was begun with",
+                    )
+                continue
             prompts += 1
             record: dict[str, Any]
             try:
@@ -133,7 +141,7 @@ def decode(
         if held:
             from specds.cli.render import note
 
-            note(f"{output}: {held:,} answers were there already")
+            note(f"{output}: {len(held):,} answers were there already")
     if failed:
         raise typer.Exit(1)
 
@@ -173,29 +181,33 @@ def _failure(row: Prompt | BadRow, error: Exception) -> dict[str, Any]:
 
 
 def _answer_file(path: Path) -> Any:
-    """The file that answers are appended to, and how many it holds; a last line cut short by a crash is dropped."""
+    """The file that answers are appended to, and the ids of those it holds; a last line that a crash cut is dropped."""
     import contextlib
     import json
     import os
+    import stat
 
     from specds.errors import InputError, OutputError
 
     @contextlib.contextmanager
     def opened() -> Any:
-        held = end = 0
+        held: list[str] = []
+        end = 0
         try:
             with path.open("ab+") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise OutputError(f"cannot write {path}: it is not a file", "choose another --output")
                 file.seek(0)
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
                     try:
-                        whole = isinstance(json.loads(line), dict)
-                    except ValueError:
-                        whole = False
-                    if not whole:
-                        raise InputError(f"{path} line {held + 1} is no answer", "choose another --output")
-                    held, end = held + 1, end + len(line)
+                        held.append(str(json.loads(line)["id"]))
+                    except (ValueError, TypeError, KeyError, RecursionError) as error:
+                        raise InputError(
+                            f"{path} line {len(held) + 1} is no answer", "choose another --output"
+                        ) from error
+                    end += len(line)
                 file.truncate(end)
 
                 def write(record: dict[str, Any]) -> None:

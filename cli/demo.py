@@ -63,9 +63,8 @@ def demo(
         else:
             built = segments[-1]
         quality = ", ".join(f"{name} {value}" for name, value in built.quality.items())
-        note(
-            f"{'2' if kind == 'suffix' else '3'}. build-{kind}: {built.tokens:,} tokens{'; ' + quality if quality else ''}"
-        )
+        step = "2" if kind == "suffix" else "3"
+        note(f"{step}. build-{kind}: {built.tokens:,} tokens{'; ' + quality if quality else ''}")
 
     store = open_store(path, language_model.tokenizer)
     asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:prompts]
@@ -131,6 +130,8 @@ def _generate(engine: Engine, prompt: Any, max_new_tokens: int) -> tuple[list[in
 
     import torch
 
+    from specds.datastore.generation import PLAIN
+
     model = engine.model
     tokens = model.tokenizer.chat(list(prompt.turns[0]))
     began = time.perf_counter()
@@ -138,7 +139,7 @@ def _generate(engine: Engine, prompt: Any, max_new_tokens: int) -> tuple[list[in
         torch.tensor([tokens], device=model.device),
         attention_mask=torch.ones(1, len(tokens), dtype=torch.long, device=model.device),
         max_new_tokens=max_new_tokens,
-        do_sample=False,
+        **PLAIN,
         pad_token_id=min(model.stop_tokens, default=0),
     )
     return output[0, len(tokens) :].tolist(), time.perf_counter() - began

@@ -50,7 +50,7 @@ def generate(
     from specds.cli.render import bar, note
     from specds.datastore.prompts import BadRow, read_prompts
     from specds.datastore.store import create_store
-    from specds.errors import UsageError
+    from specds.errors import InputError, UsageError
     from specds.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)
@@ -59,6 +59,8 @@ def generate(
             "--samples-per-prompt needs sampling: greedy answers would all be the same", "add --temperature 0.7"
         )
     rows = list(itertools.islice(read_prompts(prompts, format=format, prompt_field=prompt_field), limit))
+    if not rows:
+        raise InputError(f"no prompts in {', '.join(prompts)}", "one prompt a line, as JSON or as plain text")
     for row in rows:
         if isinstance(row, BadRow):
             if strict:

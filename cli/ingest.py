@@ -38,10 +38,13 @@ def ingest(
 
     [dim]specds ingest answers.jsonl --prompt-field question --response-field answer --store code.ds[/dim]
     """
+    import itertools
+
     from specds.cli.render import bar, note, working
-    from specds.datastore.ingest import read_examples
+    from specds.datastore.examples import read_examples
     from specds.datastore.ingestion import ingest as run
     from specds.datastore.store import create_store
+    from specds.errors import InputError
     from specds.model import find_tokenizer
 
     examples = read_examples(
@@ -55,6 +58,10 @@ def ingest(
         source_field=source_field,
         limit=limit,
     )
+    first = next(examples, None)
+    if first is None:
+        raise InputError(f"nothing to ingest in {', '.join(files)}", "one example a line, as JSON or as plain text")
+    examples = itertools.chain([first], examples)
     with working(f"loading the tokenizer of {model}"):
         tokenizer = find_tokenizer(model, revision=revision)
     target = create_store(store, tokenizer)

@@ -70,15 +70,21 @@ def run() -> None:
     except BrokenPipeError:
         # `… | head` is no accident of ours, but the reader did not get everything.
         _complain("stdout was closed before everything was written", "the reader of the pipe stopped early")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
     except (KeyboardInterrupt, click.Abort):
         _complain("interrupted", "the same command goes on where it stopped, if it writes a store or --output")
         code = 130
     except OSError as error:
         _complain(f"{error.filename or 'output'}: {error.strerror or error}", "check the path and the free space")
+        _silence_stdout()
     except Exception as error:
         _complain(f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}", "see it with --debug")
     sys.exit(code)
+
+
+def _silence_stdout() -> None:
+    """What could not be written must not be tried again when Python exits: it would complain in its own words."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, hint: str) -> None:

@@ -21,6 +21,7 @@ from specds.errors import CorruptStore, UsageError
 KINDS = ("scann", "faiss")
 _EXACT_BELOW = 20_000
 _TRAIN = 250_000
+_ASSET_LINE = re.compile(r'assets \{|\}|\s*asset_type: [A-Z0-9_]+|\s*asset_path: "[A-Za-z0-9_-][A-Za-z0-9_.-]*"|\s*')
 
 
 class Searcher(Protocol):
@@ -93,9 +94,13 @@ class _Scann:
         # ScaNN would unpickle this file if it were there; specds writes none.
         if (directory / "scann_docids.pkl").exists():
             raise CorruptStore(f"{directory} holds a pickle", "this store was not written by specds; do not trust it")
-        for path in re.findall(r'asset_path:\s*"([^"]*)"', (directory / "scann_assets.pbtxt").read_text()):
-            if not re.fullmatch(r"[A-Za-z0-9_.-]+", path) or path.startswith("."):
-                raise CorruptStore(f"{directory}: the asset path {path[:80]!r} leads out of the index")
+        # Line by line as ScaNN writes it: the text format has other spellings, and a path must not hide in one.
+        for line in (directory / "scann_assets.pbtxt").read_text().splitlines():
+            if not _ASSET_LINE.fullmatch(line):
+                raise CorruptStore(
+                    f"{directory}: {line.strip()[:80]!r} in its list of assets may lead out of the index",
+                    "do not trust this store; build the index again",
+                )
         with _silent():
             self._searcher = scann.load_searcher(str(directory))
 
@@ -137,7 +142,8 @@ def _build_faiss(keys: NDArray[np.float32], directory: Path, leaves: int) -> Non
     if leaves:
         index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dims), dims, leaves, faiss.METRIC_INNER_PRODUCT)
         sample = np.random.default_rng(0).choice(len(keys), min(len(keys), max(_TRAIN, 40 * leaves)), replace=False)
-        index.train(np.ascontiguousarray(keys[np.sort(sample)]))
+        with _silent():
+            index.train(np.ascontiguousarray(keys[np.sort(sample)]))
     else:
         index = faiss.IndexFlatIP(dims)
     for start in range(0, len(keys), _TRAIN):
@@ -165,7 +171,7 @@ def _faiss() -> Any:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """ScaNN's C++ logs go to file descriptor 2, where progress bars and error lines live."""
+    """The libraries' C++ logs go to file descriptor 2, where progress bars and error lines live."""
     sys.stderr.flush()
     saved = os.dup(2)
     try:

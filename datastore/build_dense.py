@@ -15,7 +15,7 @@ from specds.datastore.corpus import TokenStream, token_stream
 from specds.datastore.embedding import embed
 from specds.datastore.manifest import Identity, Segment
 from specds.datastore.normalizer import Normalizer
-from specds.datastore.store import Store, provenance, require_tokens, writing
+from specds.datastore.store import Store, provenance, require_tokenizer, require_tokens, writing
 from specds.errors import UsageError
 from specds.model import LanguageModel
 
@@ -68,6 +68,7 @@ def build_dense(
     kind = options.index or ann.default_kind()
     if kind not in ann.KINDS:
         raise UsageError(f"no index kind {kind!r}", f"--index is one of {', '.join(ann.KINDS)}")
+    require_tokenizer(store, model.tokenizer)
     with store.writer() as writer:
         store = Store(store.path, writer.manifest)
         require_tokens(store)
@@ -77,6 +78,8 @@ def build_dense(
         if not 1 <= options.dims <= min(width, plan.keys):
             most = min(width, plan.keys)
             raise UsageError(f"--dims is {options.dims}", f"between 1 and {most} (hidden size, number of keys)")
+        if options.sample < options.dims:
+            raise UsageError(f"--sample is {options.sample}", f"at least --dims, which is {options.dims}")
         directory = writer.segment_path("dense")
         with writing(directory):
             keys_file = directory / "keys.work"

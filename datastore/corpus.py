@@ -81,14 +81,15 @@ def write_shard(
     }
     table = pa.table(
         {
-            "doc_id": pa.array([document.doc_id for document in documents], pa.string()),
-            "source": pa.array([document.source for document in documents], pa.string()),
-            "prompt_tokens": pa.array([document.prompt for document in documents], pa.list_(pa.int32())),
-            "response_tokens": pa.array([document.response for document in documents], pa.list_(pa.int32())),
-        }
+            "doc_id": [document.doc_id for document in documents],
+            "source": [document.source for document in documents],
+            "prompt_tokens": [document.prompt for document in documents],
+            "response_tokens": [document.response for document in documents],
+        },
+        _schema(),
     ).replace_schema_metadata({"specds": json.dumps(about)})
     with writing(writer.path):
-        pq.write_table(table, path, compression="zstd", row_group_size=_BATCH)
+        pq.write_table(table, path, compression="zstd", row_group_size=_BATCH, write_page_checksum=True)
     if replaces:
         writer.replace_shards(list(replaces), shard)
     else:
@@ -146,7 +147,13 @@ def token_stream(store: Store) -> TokenStream:
     dtype = token_dtype(store.manifest.vocab_size)
     separator = int(np.iinfo(dtype).max)
     room = store.manifest.tokens + store.manifest.documents
-    tokens: NDArray[np.uint16 | np.uint32] = np.empty(room, dtype)
+    try:
+        tokens: NDArray[np.uint16 | np.uint32] = np.empty(room, dtype)
+    except (MemoryError, ValueError) as error:
+        raise CorruptStore(
+            f"{store.path}: the manifest speaks of {room:,} tokens, more than memory holds",
+            f"`specds verify {store.path}` tells whether the store is whole",
+        ) from error
     starts = [0]
     for document in read_documents(store):
         at = starts[-1]
@@ -165,13 +172,26 @@ def token_stream(store: Store) -> TokenStream:
 def _read_shard(path: Path, vocab_size: int) -> Iterator[Document]:
     import pyarrow.parquet as pq
 
-    columns = ["doc_id", "source", "prompt_tokens", "response_tokens"]
-    with _reading(path), pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(_BATCH, columns=columns):
+    with _reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        columns = _schema()
+        if any(file.schema_arrow.field(one.name).type != one.type for one in columns):
+            raise ValueError("a column is of another type")
+        for batch in file.iter_batches(_BATCH, columns=columns.names):
+            if any(column.null_count for column in batch.columns):
+                raise ValueError("a field is null")
             ids, sources = batch.column(0).to_pylist(), batch.column(1).to_pylist()
             prompts, responses = (_lists(batch.column(column), vocab_size) for column in (2, 3))
             for fields in zip(ids, sources, prompts, responses, strict=True):
                 yield Document(*fields)
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    tokens = pa.list_(pa.int32())
+    return pa.schema(
+        [("doc_id", pa.string()), ("source", pa.string()), ("prompt_tokens", tokens), ("response_tokens", tokens)]
+    )
 
 
 def _lists(column: Any, vocab_size: int) -> list[NDArray[np.int32]]:

@@ -51,7 +51,9 @@ class DenseIndex:
                 directory / "tokens.bin", _TOKEN_DTYPES[parameters["token_dtype"]], int(parameters["positions"])
             )
             normalizer = Normalizer.load(directory / "normalizer.safetensors")
-        except (KeyError, TypeError, ValueError, OSError) as error:
+            if normalizer.components.shape != (parameters["dims"], parameters["hidden_size"]):
+                raise ValueError(f"the normalizer's components are {normalizer.components.shape}")
+        except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
             raise CorruptStore(
                 f"{directory} is not the dense index that the manifest describes: {error!r}",
                 "run `specds build-dense` again",

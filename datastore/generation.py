@@ -18,12 +18,34 @@ from transformers import LogitsProcessor, StoppingCriteria
 from specds.datastore.corpus import Document, document_ids, read_documents, write_shard
 from specds.datastore.manifest import Identity, Shard
 from specds.datastore.prompts import BadRow, Message, Prompt
-from specds.datastore.store import Store, Writer
+from specds.datastore.store import Store, Writer, require_tokenizer
 from specds.errors import PromptError, UsageError
 from specds.model import LanguageModel
 from specds.sampling import Noise, Sampling, pick
 
 _SHARD_DOCUMENTS = 4_096
+
+PLAIN: dict[str, Any] = {
+    "do_sample": False,
+    "num_beams": 1,
+    "temperature": None,
+    "top_p": None,
+    "top_k": None,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": None,
+    "min_length": 0,
+    "min_new_tokens": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "sequence_bias": None,
+    "exponential_decay_length_penalty": None,
+    "guidance_scale": None,
+}
+"""Arguments that keep a checkpoint's own generation settings (Qwen's repetition penalty…) out of `generate`:
+what `specds decode` writes is what the logits say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +125,9 @@ def generate(
         progress: called with (units done, units in all, response tokens written so far by this call).
 
     Raises:
-        StoreLocked, OutputError, CorruptStore: see their docstrings.
+        ForeignTokenizer, StoreLocked, OutputError, CorruptStore: see their docstrings.
     """
+    require_tokenizer(store, model.tokenizer)
     failed = []
     units: list[_Unit] = []
     seen: Counter[str] = Counter()
@@ -231,15 +254,11 @@ class _Batch:
             input_ids=padded.to(model.device),
             attention_mask=mask.to(model.device),
             max_new_tokens=min(options.max_new_tokens, model.context_length - longest),
-            do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            num_beams=1,
             eos_token_id=stops or None,
             pad_token_id=pad,
             logits_processor=processors,
             stopping_criteria=[_Ticker(longest, self._progress)],
+            **PLAIN,
         )
         return [_until_stop(row, model.stop_tokens) for row in output[:, longest:].tolist()]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from specds.datastore.corpus import Document, document_ids, write_shard
-from specds.datastore.ingest import Example
+from specds.datastore.examples import Example
 from specds.datastore.prompts import BadRow
-from specds.datastore.store import Store
+from specds.datastore.store import Store, require_tokenizer
 from specds.errors import PromptError
 from specds.tokenizer import Tokenizer
 
@@ -56,8 +56,9 @@ def ingest(
 
     Raises:
         PromptError: a bad row, if strict.
-        InputError, StoreLocked, OutputError, CorruptStore: see their docstrings.
+        InputError, ForeignTokenizer, StoreLocked, OutputError, CorruptStore: see their docstrings.
     """
+    require_tokenizer(store, tokenizer)
     documents = tokens = present = truncated = seen = 0
     failed: list[BadRow] = []
     waiting: list[Document] = []

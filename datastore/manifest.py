@@ -121,7 +121,8 @@ class Manifest:
 def dump(manifest: Manifest) -> bytes:
     """The manifest as it stands on disk: JSON, sorted, with a format name and version."""
     body = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
-    return (json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")
+    # ASCII escapes keep a name that is not UTF-8 (half a surrogate pair in Python) what it was, in a file that is.
+    return (json.dumps(body, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode("ascii")
 
 
 def parse(data: bytes, where: str) -> Manifest:

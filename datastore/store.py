@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -131,14 +132,7 @@ class Writer:
         return self._manifest
 
     def __enter__(self) -> Self:
-        with writing(self.path):
-            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            self._lock = None
-            raise StoreLocked(f"{self.path} is being written by another process", "wait until it is done") from error
+        self._lock = _lock(self.path)
         try:
             self._manifest = _read_manifest(self.path)
             self._remove_leftovers()
@@ -261,17 +255,16 @@ def open_store(path: Path | str, tokenizer: Tokenizer | None = None) -> Store:
     """
     path = Path(path)
     manifest = _read_manifest(path)
-    for name, record in manifest.files.items():
-        problem = _quick_problem(path, name, record)
-        if problem:
+    while problem := _first_problem(path, manifest):
+        # A writer may have replaced the files after their manifest was read; then there is a newer manifest.
+        newer = _read_manifest(path)
+        if newer == manifest:
             raise CorruptStore(f"{path}: {problem}", _rebuild_hint(path))
-    if tokenizer is not None and manifest.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise ForeignTokenizer(
-            f"{path} holds tokens of {manifest.tokenizer.name} (tokenizer {manifest.tokenizer.fingerprint[:16]}), "
-            f"not of {tokenizer.name} (tokenizer {tokenizer.fingerprint[:16]})",
-            "use the store with the model it was made for, or make a store with this one",
-        )
-    return Store(path, manifest)
+        manifest = newer
+    store = Store(path, manifest)
+    if tokenizer is not None:
+        require_tokenizer(store, tokenizer)
+    return store
 
 
 def find_problems(path: Path | str) -> tuple[list[str], int, int]:
@@ -301,17 +294,24 @@ def create_store(path: Path | str, tokenizer: Tokenizer) -> Store:
     Raises:
         NotAStore: the path is a file, or a directory that holds something else.
         OutputError: the directory cannot be written.
+        StoreLocked: another process is making it.
         and what `open_store` raises.
     """
     path = Path(path)
     if (path / manifests.NAME).exists() or path.is_symlink():
         return open_store(path, tokenizer)
-    if path.is_file() or (path.is_dir() and any(entry.name != _LOCK for entry in path.iterdir())):
+    if path.is_file() or (path.is_dir() and not all(_is_unfinished(entry.name) for entry in path.iterdir())):
         raise NotAStore(f"{path} exists and is not a datastore", "choose another path for --store")
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
-        empty = Manifest(Identity(tokenizer.name, tokenizer.fingerprint), tokenizer.vocab_size)
-        write_atomically(path / manifests.NAME, manifests.dump(empty))
+        lock = _lock(path)
+        try:
+            # Another process may have made the store, and filled it, since it was looked for.
+            if not (path / manifests.NAME).exists():
+                empty = Manifest(Identity(tokenizer.name, tokenizer.fingerprint), tokenizer.vocab_size)
+                write_atomically(path / manifests.NAME, manifests.dump(empty))
+        finally:
+            os.close(lock)
     return open_store(path, tokenizer)
 
 
@@ -343,10 +343,14 @@ def writing(path: Path) -> Iterator[None]:
 def _read_manifest(path: Path) -> Manifest:
     file = path / manifests.NAME
     try:
-        size = file.stat().st_size
-        if size > manifests.MAX_BYTES:
-            raise CorruptStore(f"{file} has {size:,} bytes, more than a manifest can have", _rebuild_hint(path))
-        data = file.read_bytes()
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise NotAStore(f"{path} is not a datastore: its {manifests.NAME} is not a file", "check the path")
+        with file.open("rb") as stream:
+            data = stream.read(manifests.MAX_BYTES + 1)
+        if len(data) > manifests.MAX_BYTES:
+            raise CorruptStore(
+                f"{file} has more than {manifests.MAX_BYTES:,} bytes, which no manifest has", _rebuild_hint(path)
+            )
     except FileNotFoundError:
         what = "is no directory" if not path.is_dir() else f"holds no {manifests.NAME}"
         hint = "make a store with `specds generate` or `specds ingest`"
@@ -354,6 +358,28 @@ def _read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise NotAStore(f"{path} cannot be read: {error.strerror}", "check the path and its permissions") from error
     return manifests.parse(data, str(file))
+
+
+def _lock(path: Path) -> int:
+    """The lock of a store's directory; closing the descriptor gives it back, and so does dying."""
+    with writing(path):
+        # A lock that is a link to elsewhere would make a file there.
+        handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise StoreLocked(f"{path} is being written by another process", "wait until it is done") from error
+    return handle
+
+
+def _is_unfinished(name: str) -> bool:
+    """Whether this is all that a process leaves that is killed while it makes a store."""
+    return name == _LOCK or (name.startswith(f".{manifests.NAME}.") and name.endswith(".tmp"))
+
+
+def _first_problem(root: Path, manifest: Manifest) -> str | None:
+    return next(filter(None, (_quick_problem(root, name, record) for name, record in manifest.files.items())), None)
 
 
 def _quick_problem(root: Path, name: str, record: FileRecord) -> str | None:
@@ -378,6 +404,21 @@ def _quick_problem(root: Path, name: str, record: FileRecord) -> str | None:
 
 def _rebuild_hint(path: Path) -> str:
     return f"`specds verify {path}` lists what is wrong; restore it from a copy, or build it again"
+
+
+def require_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
+    """Refuse to mix two tokenizers' ids.
+
+    Raises:
+        ForeignTokenizer: the store holds tokens of another one.
+    """
+    mine = store.manifest.tokenizer
+    if mine.fingerprint != tokenizer.fingerprint:
+        raise ForeignTokenizer(
+            f"{store.path} holds tokens of {mine.name} (tokenizer {mine.fingerprint[:16]}), "
+            f"not of {tokenizer.name} (tokenizer {tokenizer.fingerprint[:16]})",
+            "use the store with the model it was made for, or make a store with this one",
+        )
 
 
 def require_tokens(store: Store) -> None:

@@ -62,7 +62,7 @@ class SuffixIndex:
             count = int(parameters["positions"])
             tokens = map_array(directory / "tokens.bin", _TOKEN_DTYPES[parameters["token_dtype"]], count)
             suffixes = map_array(directory / "sa.bin", _SA_DTYPES[parameters["suffix_dtype"]], count)
-        except (KeyError, TypeError, ValueError, OSError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
             raise CorruptStore(
                 f"{directory} is not the suffix index that the manifest describes: {error!r}",
                 "run `specds build-suffix` again",

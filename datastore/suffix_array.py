@@ -28,7 +28,7 @@ AHEAD = 32
 BLOCK_BITS = 16
 
 
-def build_suffix_array(tokens: npt.NDArray[np.uint16] | npt.NDArray[np.uint32]) -> Array:
+def build_suffix_array(tokens: npt.NDArray[np.uint16 | np.uint32]) -> Array:
     """Sort all suffixes of `tokens`.
 
     The order is lexicographic by token value, and a suffix comes before every longer one that it prefixes.

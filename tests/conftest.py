@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,12 @@ from specds.datastore.store import Store, create_store, open_store
 from specds.model import LanguageModel, load_model, wrap_model
 from specds.tokenizer import Tokenizer, wrap_tokenizer
 
+from .tools import Mortal, Result, Run, mortal, random_documents
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Tiny models lose more by waking a second thread than they gain; where another job runs, a hundred times more.
+torch.set_num_threads(1)
 
 VOCABULARY = 128
 STOP = 1
@@ -156,3 +163,53 @@ def new_store(tmp_path: Path, tokenizer: Tokenizer) -> Callable[..., Store]:
 def smollm() -> LanguageModel:
     """The embedded model: SmolLM2-135M-Instruct in float32 on the CPU."""
     return load_model("smollm2-135m", dtype="float32", device="cpu")
+
+
+@pytest.fixture
+def run_cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command line in this process: `run_cli("decode", "-p", path, stdin="…")` gives code, stdout and stderr."""
+    from specds.cli.main import run
+
+    monkeypatch.delenv("SPECDS_DEBUG", raising=False)
+
+    def call(*arguments: object, stdin: str | bytes = "") -> Result:
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "argv", ["specds", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            run()
+        out, err = capfd.readouterr()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Result(code, out, err)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def stocked(tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> dict[str, Path]:
+    """Stores with a suffix and a dense index for the tiny directory's model, one for each kind of dense index.
+
+    For looking only: take a copy to change one.
+    """
+    from specds.datastore.ann import KINDS
+    from specds.datastore.build_dense import DenseOptions, build_dense
+    from specds.datastore.suffix import build_suffix
+
+    model = load_model(str(tiny_directory), device="cpu")
+    stores = {}
+    for kind in KINDS:
+        path = tmp_path_factory.mktemp("stocked") / f"{kind}.ds"
+        store = fill(create_store(path, model.tokenizer), random_documents(40))
+        build_suffix(store)
+        build_dense(store, model, DenseOptions(kind, dims=8))
+        stores[kind] = path
+    return stores
+
+
+@pytest.fixture(scope="module")
+def killable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mortal]:
+    """Runs `specds` in processes that can be killed."""
+    with mortal(tmp_path_factory.mktemp("killable") / "log") as runner:
+        yield runner

@@ -1,0 +1,149 @@
+"""Compare drafters on the same prompts: MAT, acceptance, tokens/s, and speed over plain decoding and `generate`.
+
+    python bench/drafters.py --prompts F.jsonl G.jsonl --limit 24 --max-new-tokens 128 \
+        --store id=own.ds --store ood=books.ds --methods none,pld,rest:id,rest:ood,dresd:id,dresd:ood
+
+A method is a drafter, `:store` for one that retrieves, `@budget` for another budget than --budget, and
+`?name=value&…` for its options: `dresd:id@32?drafts=3&length=20`. Methods are interleaved by prompt, in an order that
+rotates, after a warm-up; the texts are compared with plain decoding's, token for token. Prints a table and writes
+one JSON line a (prompt, method) to --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from specds.datastore.prompts import Prompt, read_prompts
+from specds.datastore.store import open_store
+from specds.decode.engine import Engine
+from specds.model import load_model
+from specds.sampling import Sampling
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", nargs="+", required=True)
+    parser.add_argument("--limit", type=int, default=20, help="prompts taken of each file, spread evenly over it")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--store", action="append", default=[], metavar="NAME=PATH")
+    parser.add_argument("--methods", default="none,pld")
+    parser.add_argument("--budget", type=int, default=16)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--generate", action="store_true", help="also time transformers' own generate (greedy only)")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+
+    model = load_model(options.model, device=options.device, dtype=options.dtype)
+    stores = dict(pair.split("=", 1) for pair in options.store)
+    sampling = Sampling(options.temperature, top_p=options.top_p)
+    engines = {name: engine(model, name, stores, options.budget, sampling) for name in options.methods.split(",")}
+    prompts = [prompt for file in options.prompts for prompt in spread(file, options.limit)]
+    rows: list[dict[str, Any]] = []
+    methods: list[str] = [*engines, *(["generate"] if options.generate else [])]
+    for method in methods:
+        measure(model, engines, method, prompts[0][1], 16)
+    for number, (file, prompt) in enumerate(prompts):
+        for method in methods[number % len(methods) :] + methods[: number % len(methods)]:
+            row = {"file": file, "prompt": prompt.id, "method": method}
+            rows.append(row | measure(model, engines, method, prompt, options.max_new_tokens))
+        print(f"\r{number + 1} of {len(prompts)} prompts", end="", flush=True)
+    print()
+    if options.out:
+        options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for file in [*dict.fromkeys(file for file, _ in prompts), "all"]:
+        table(file, [row for row in rows if file in (row["file"], "all")], methods)
+
+
+def engine(model: Any, method: str, stores: dict[str, str], budget: int, sampling: Sampling) -> Engine:
+    name, _, settings = method.partition("?")
+    name, _, own = name.partition("@")
+    drafter, _, store = name.partition(":")
+    opened = [open_store(stores[store], model.tokenizer)] if store else []
+    chosen = dict(pair.split("=", 1) for pair in settings.split("&") if pair)
+    return Engine(model, drafter, chosen, opened, sampling=sampling, budget=int(own or budget))
+
+
+def spread(file: str, limit: int) -> list[tuple[str, Prompt]]:
+    """Prompts at even distances over a file, first turns only."""
+    every = [row for row in read_prompts([file]) if isinstance(row, Prompt)]
+    stride = max(1, len(every) // limit)
+    chosen = itertools.islice(every[::stride], limit)
+    return [(Path(file).stem, Prompt(row.id, row.turns[:1], row.raw)) for row in chosen]
+
+
+def measure(model: Any, engines: dict[str, Engine], method: str, prompt: Prompt, length: int) -> dict[str, Any]:
+    began = time.perf_counter()
+    if method == "generate":
+        tokens = model.tokenizer.chat(list(prompt.turns[0]))
+        output = model.network.generate(
+            torch.tensor([tokens], device=model.device),
+            attention_mask=torch.ones(1, len(tokens), dtype=torch.long, device=model.device),
+            max_new_tokens=length,
+            do_sample=False,
+            pad_token_id=min(model.stop_tokens, default=0),
+        )
+        text = output[0, len(tokens) :].tolist()
+        return {"text": text, "seconds": time.perf_counter() - began, "steps": len(text), "drafted": 0, "accepted": 0}
+    answer = engines[method].answer(prompt, length)
+    seconds = time.perf_counter() - began
+    counters = answer.counters
+    return {
+        "text": list(answer.turns[0].tokens),
+        "seconds": seconds,
+        "steps": counters.steps,
+        "drafted": counters.drafted,
+        "accepted": counters.accepted,
+        "path": counters.path_drafted,
+        "draft_seconds": counters.draft_seconds,
+    }
+
+
+def table(title: str, rows: list[dict[str, Any]], methods: list[str]) -> None:
+    by = {method: {row["prompt"]: row for row in rows if row["method"] == method} for method in methods}
+    base = methods[0]
+    print(f"\n{title}: {len(by[base])} prompts, {sum(len(row['text']) for row in by[base].values())} tokens")
+    head = ("method", "MAT", "accept path", "accept node", "tokens/s", f"x {base}", "x generate", "drafting", "same")
+    print(" | ".join(f"{name:>11}" if index else f"{name:34}" for index, name in enumerate(head)))
+    for method in methods:
+        own = by[method].values()
+        total = {
+            key: sum(row.get(key, 0) for row in own) for key in ("steps", "drafted", "accepted", "path", "seconds")
+        }
+        tokens = sum(len(row["text"]) for row in own)
+
+        def speedup(other: str, method: str = method) -> str:
+            if other not in by:
+                return "–"
+            pairs = [(by[other][prompt], row) for prompt, row in by[method].items()]
+            each = [(len(b["text"]) / b["seconds"]) / (len(a["text"]) / a["seconds"]) for a, b in pairs if a["text"]]
+            return f"{median(each):.2f}"
+
+        same = sum(row["text"] == by[base][prompt]["text"] for prompt, row in by[method].items())
+        share = sum(row.get("draft_seconds", 0.0) for row in own) / total["seconds"]
+        cells = (
+            f"{tokens / total['steps']:.2f}",
+            f"{total['accepted'] / total['path']:.1%}" if total["path"] else "–",
+            f"{total['accepted'] / total['drafted']:.1%}" if total["drafted"] else "–",
+            f"{tokens / total['seconds']:.1f}",
+            speedup(base),
+            speedup("generate"),
+            f"{share:.2%}",
+            f"{same}/{len(by[base])}",
+        )
+        print(" | ".join([f"{method:34}", *(f"{cell:>11}" for cell in cells)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from specds.calibration.trace import TraceWriter
+from specds.decode.engine import Engine
+from specds.errors import OutputError
+from specds.model import LanguageModel
+
+
+def test_a_trace_has_a_row_a_forward_pass_and_tells_the_text(tmp_path: Path, tiny: LanguageModel) -> None:
+    engine = Engine(tiny, "pld")
+    prompt = [9, 30, 12, 9, 30, 12, 9, 30]
+    steps = list(engine.steps(prompt, 24))
+    with TraceWriter(tmp_path / "t.parquet") as trace:
+        trace.add("a", 0, "pld", steps)
+        assert not (tmp_path / "t.parquet").exists()
+    rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    assert len(rows) == len(steps)
+    assert [token for row in rows for token in row["tokens"]] == [token for step in steps for token in step.tokens]
+    for row in rows:
+        # What was committed is what the path through the draft says, and one token more.
+        assert [row["draft_tokens"][node] for node in row["path"]] == row["tokens"][: len(row["path"])]
+        assert row["committed"] == len(row["tokens"]) <= row["accepted"] + 1
+        assert row["drafted"] == len(row["draft_tokens"]) == len(row["draft_parents"]) == len(row["draft_scores"])
+    assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_a_trace_survives_an_error_and_says_where_it_cannot_write(tmp_path: Path, tiny: LanguageModel) -> None:
+    steps = list(Engine(tiny).steps([9, 30], 5))
+    with pytest.raises(ZeroDivisionError), TraceWriter(tmp_path / "t.parquet") as trace:
+        trace.add("a", 0, "none", steps)
+        raise ZeroDivisionError
+    assert pq.read_table(tmp_path / "t.parquet").num_rows == len(steps)
+    with pytest.raises(OutputError, match="cannot write the trace"), TraceWriter(tmp_path / "no" / "t.parquet"):
+        pass

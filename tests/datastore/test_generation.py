@@ -1,0 +1,375 @@
+"""Generation: the model's own text, whole, once, whatever interrupts it."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specds.datastore.corpus import read_documents
+from specds.datastore.generation import GenerationOptions, generate
+from specds.datastore.prompts import BadRow, Prompt
+from specds.datastore.store import Store, create_store, find_problems, open_store
+from specds.decode.engine import Engine
+from specds.errors import ForeignTokenizer, PromptError, StoreLocked, UsageError
+from specds.model import LanguageModel
+from specds.sampling import Sampling
+from specds.tokenizer import wrap_tokenizer
+
+from ..conftest import make_model, make_tokenizer
+from ..tools import Mortal, corpus_of, manifest_of, snapshot, strays
+
+NewStore = Callable[..., Store]
+
+
+def prompt(name: str, *turns: str, raw: bool = False) -> Prompt:
+    return Prompt(name, tuple(({"role": "user", "content": turn},) for turn in turns), raw)
+
+
+def words(count: int, seed: int) -> str:
+    return " ".join(f"w{number}" for number in np.random.default_rng(seed).integers(0, 120, count))
+
+
+PROMPTS = [prompt(str(number), words(3 + 5 * (number % 4), number)) for number in range(11)]
+
+
+def by_hand(model: LanguageModel, tokens: list[int], most: int) -> list[int]:
+    """Greedy decoding with nothing but forward passes."""
+    out: list[int] = []
+    with torch.inference_mode():
+        while len(out) < most:
+            out.append(int(model.network(torch.tensor([tokens + out])).logits[0, -1].argmax()))
+            if out[-1] in model.stop_tokens:
+                break
+    return out
+
+
+@pytest.mark.parametrize("batch", [1, 4, 64])
+def test_greedy_responses_are_the_models_own(batch: int, new_store: NewStore, tiny: LanguageModel) -> None:
+    store = new_store()
+    report = generate(store, tiny, PROMPTS, GenerationOptions(max_new_tokens=12, batch=batch))
+    documents = list(read_documents(open_store(store.path)))
+    assert len(documents) == report.documents == len(PROMPTS)
+    for asked, document in zip(PROMPTS, documents, strict=True):
+        tokens = tiny.tokenizer.chat(list(asked.turns[0]))
+        assert document.prompt.tolist() == tokens
+        assert document.response.tolist() == by_hand(tiny, tokens, 12)
+        reference = tiny.network.generate(
+            torch.tensor([tokens]), attention_mask=torch.ones(1, len(tokens)), max_new_tokens=12, do_sample=False
+        )
+        assert document.response.tolist() == reference[0, len(tokens) :].tolist()
+    assert report.tokens == sum(len(document.response) for document in documents)
+
+
+def test_a_stop_token_ends_a_response_and_is_kept(new_store: NewStore) -> None:
+    """Rows of a batch that end early are not padded into the corpus."""
+    model = make_model(seed=2)
+    store = new_store()
+    generate(store, model, PROMPTS, GenerationOptions(max_new_tokens=60, batch=16))
+    responses = [document.response.tolist() for document in read_documents(open_store(store.path))]
+    ended = [response for response in responses if 1 in response]
+    assert ended, "the seed gives no stop token: choose another"
+    assert len(ended) < len(responses)
+    assert all(response.index(1) == len(response) - 1 for response in ended)
+    assert all(len(response) == 60 for response in responses if 1 not in response)
+
+
+def test_the_checkpoints_own_generation_settings_do_not_bend_the_text(new_store: NewStore) -> None:
+    """Qwen ships a repetition penalty, others suppress tokens; `specds decode` knows of neither."""
+    model = make_model()
+    settings = model.network.generation_config
+    settings.repetition_penalty = 1.8
+    settings.no_repeat_ngram_size = 2
+    settings.suppress_tokens = [7, 9]
+    settings.do_sample, settings.temperature, settings.top_k = True, 3.0, 5
+    settings.min_new_tokens = 30
+    store = new_store()
+    generate(store, model, PROMPTS, GenerationOptions(max_new_tokens=40))
+    for document in read_documents(open_store(store.path)):
+        assert document.response.tolist() == by_hand(model, document.prompt.tolist(), 40)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.9, seed=5), Sampling(1.3, top_k=7, seed=1), Sampling(0.7, top_p=0.8)])
+def test_sampled_responses_are_what_decode_writes(sampling: Sampling, new_store: NewStore, tiny: LanguageModel) -> None:
+    """Noise is keyed by seed, prompt and position, so two ways of generating draw the same text."""
+    store = new_store()
+    generate(store, tiny, PROMPTS, GenerationOptions(sampling, max_new_tokens=15, batch=4))
+    engine = Engine(tiny, "pld", sampling=sampling)
+    for asked, document in zip(PROMPTS, read_documents(open_store(store.path)), strict=True):
+        assert document.response.tolist() == list(engine.answer(asked, 15).turns[0].tokens)
+
+
+def test_samples_of_a_prompt_differ_and_each_can_be_drawn_again(new_store: NewStore, tiny: LanguageModel) -> None:
+    sampling = Sampling(1.0, seed=3)
+    store = new_store()
+    report = generate(store, tiny, PROMPTS[:2], GenerationOptions(sampling, samples=4, max_new_tokens=10))
+    assert report.documents == 8
+    documents = list(read_documents(open_store(store.path)))
+    engine = Engine(tiny, sampling=sampling)
+    for number, document in enumerate(documents):
+        steps = engine.steps(document.prompt.tolist(), 10, sample=number % 4)
+        assert document.response.tolist() == [token for step in steps for token in step.tokens]
+    assert len({tuple(document.response) for document in documents}) == 8
+
+
+def test_a_prompt_that_stands_twice_is_sampled_twice(new_store: NewStore, tiny: LanguageModel) -> None:
+    store = new_store()
+    options = GenerationOptions(Sampling(1.0), max_new_tokens=10)
+    twice = [PROMPTS[0], PROMPTS[1], PROMPTS[0]]
+    assert generate(store, tiny, twice, options).documents == 3
+    responses = [tuple(response) for _, response in corpus_of(store.path).values()]
+    assert len(set(responses)) == 3
+    assert generate(store, tiny, twice, options).present == 3
+
+
+def test_other_options_are_other_work_the_same_are_done(new_store: NewStore, tiny: LanguageModel) -> None:
+    store = new_store()
+    some = GenerationOptions(max_new_tokens=6)
+    assert generate(store, tiny, PROMPTS, some).documents == 11
+    before = corpus_of(store.path)
+    again = generate(store, tiny, PROMPTS, some)
+    assert (again.documents, again.present) == (0, 11)
+    assert corpus_of(store.path) == before
+    assert generate(store, tiny, PROMPTS, GenerationOptions(max_new_tokens=7)).documents == 11
+    assert generate(store, tiny, PROMPTS, GenerationOptions(Sampling(1.0), max_new_tokens=6)).documents == 11
+    assert generate(store, tiny, PROMPTS, GenerationOptions(source="b", max_new_tokens=6)).documents == 11
+    assert generate(store, make_model(seed=9), PROMPTS, some).documents == 11
+    assert len(corpus_of(store.path)) == 55
+
+
+def test_more_prompts_later_add_only_theirs(new_store: NewStore, tiny: LanguageModel) -> None:
+    one, two = new_store(), new_store()
+    options = GenerationOptions(max_new_tokens=6, batch=4)
+    generate(one, tiny, PROMPTS[:6], options)
+    report = generate(one, tiny, PROMPTS, options)
+    assert (report.documents, report.present) == (5, 6)
+    generate(two, tiny, PROMPTS, options)
+    assert corpus_of(one.path) == corpus_of(two.path)
+
+
+def test_batches_are_put_together_into_one_file(new_store: NewStore, tiny: LanguageModel) -> None:
+    store = new_store()
+    generate(store, tiny, PROMPTS, GenerationOptions(max_new_tokens=4, batch=2))
+    assert len(open_store(store.path).manifest.corpus) == 1
+    assert strays(store.path) == []
+    shard = open_store(store.path).manifest.corpus[0]
+    assert (shard.origin, shard.model and shard.model.fingerprint) == ("generated", tiny.fingerprint)
+    assert shard.sampling["max_new_tokens"] == 4
+
+
+def test_turns_see_the_answers_before_them(new_store: NewStore, tiny: LanguageModel) -> None:
+    asked = [prompt("a", "w1 w2", "w3", "w4 w5"), prompt("b", "w6"), prompt("c", "w7", "w8")]
+    store = new_store()
+    report = generate(store, tiny, asked, GenerationOptions(max_new_tokens=5, batch=3))
+    assert report.documents == 6
+    documents = {
+        (tuple(document.prompt.tolist()), tuple(document.response.tolist()))
+        for document in read_documents(open_store(store.path))
+    }
+    engine = Engine(tiny)
+    expected = set()
+    for one in asked:
+        history = []
+        for turn, answer in zip(one.turns, engine.answer(one, 5).turns, strict=True):
+            history += turn
+            expected.add((tuple(tiny.tokenizer.chat(history)), answer.tokens))
+            history.append({"role": "assistant", "content": answer.text})
+    assert documents == expected
+
+
+def test_raw_text_is_continued_without_the_template(new_store: NewStore, tiny: LanguageModel) -> None:
+    store = new_store()
+    generate(store, tiny, [prompt("r", "w1 w2 w3", raw=True)], GenerationOptions(max_new_tokens=5))
+    (document,) = read_documents(open_store(store.path))
+    assert document.prompt.tolist() == tiny.tokenizer.encode("w1 w2 w3")
+
+
+def test_long_prompts_keep_their_end(new_store: NewStore, tiny: LanguageModel) -> None:
+    long = prompt("long", words(50, 1))
+    store = new_store()
+    report = generate(store, tiny, [long], GenerationOptions(max_new_tokens=5, max_prompt_tokens=20))
+    (document,) = read_documents(open_store(store.path))
+    assert report.truncated == 1
+    assert document.prompt.tolist() == tiny.tokenizer.chat(list(long.turns[0]))[-20:]
+
+
+def test_a_prompt_that_fills_the_context_still_gets_an_answer(new_store: NewStore, tiny: LanguageModel) -> None:
+    store = new_store()
+    generate(store, tiny, [prompt("long", words(400, 1))], GenerationOptions(max_new_tokens=50))
+    (document,) = read_documents(open_store(store.path))
+    assert len(document.prompt) == tiny.context_length - 1
+    assert len(document.response) == 1
+
+
+def test_bad_rows_are_reported_and_the_others_done(new_store: NewStore, tiny: LanguageModel) -> None:
+    bad = BadRow("bad", PromptError("row 1 is not JSON"))
+    rows = [PROMPTS[0], bad, PROMPTS[1], prompt("empty", "", raw=True)]
+    store = new_store()
+    report = generate(store, tiny, rows, GenerationOptions(max_new_tokens=4))
+    assert report.documents == 2
+    assert [failed.id for failed in report.failed] == ["bad", "empty"]
+
+
+def test_wrong_options_are_refused(new_store: NewStore, tiny: LanguageModel) -> None:
+    for name in ("samples", "max_new_tokens", "max_prompt_tokens", "batch"):
+        with pytest.raises(UsageError, match=name.replace("_", "-")):
+            GenerationOptions(**{name: 0})
+    with pytest.raises(UsageError):
+        GenerationOptions(samples=2)
+
+
+def test_a_store_of_another_tokenizer_or_with_another_writer_is_refused(
+    tmp_path: Path, new_store: NewStore, tiny: LanguageModel
+) -> None:
+    other = create_store(tmp_path / "other.ds", wrap_tokenizer(make_tokenizer(64), "other"))
+    with pytest.raises(ForeignTokenizer):
+        generate(other, tiny, PROMPTS, GenerationOptions())
+    store = new_store()
+    with store.writer(), pytest.raises(StoreLocked):
+        generate(store, tiny, PROMPTS, GenerationOptions())
+
+
+def test_progress_counts_to_the_end(new_store: NewStore, tiny: LanguageModel) -> None:
+    seen: list[tuple[int, int, int]] = []
+    report = generate(
+        new_store(),
+        tiny,
+        PROMPTS,
+        GenerationOptions(max_new_tokens=4, batch=3),
+        lambda done, total, tokens: seen.append((done, total, tokens)),
+    )
+    assert seen[-1] == (11, 11, report.tokens)
+    assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
+
+
+# What kills cannot break. The commands run in processes of their own, through the command line.
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [{"id": str(number), "prompt": words(4 + number % 5, number)} for number in range(24)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def command(asked: Path, tiny_directory: Path) -> Callable[[Path], list[object]]:
+    options = ["--device", "cpu", "--threads", 1, "--batch-size", 2, "--max-new-tokens", 24, "--temperature", 0.8]
+
+    def make(store: Path) -> list[object]:
+        return ["generate", asked, "--store", store, "--model", tiny_directory, *options]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    tmp_path_factory: pytest.TempPathFactory, killable: Mortal, command: Callable[[Path], list[object]]
+) -> tuple[Path, float]:
+    """The store of a run that nothing interrupted, and how long that took."""
+    store = tmp_path_factory.mktemp("uninterrupted") / "whole.ds"
+    assert killable.run(command(store)) == 0, killable.said
+    return store, killable.seconds
+
+
+def test_killed_at_random_moments_and_resumed_it_ends_as_if_uninterrupted(
+    tmp_path: Path,
+    killable: Mortal,
+    command: Callable[[Path], list[object]],
+    uninterrupted: tuple[Path, float],
+    tiny_directory: Path,
+) -> None:
+    whole, seconds = uninterrupted
+    store = tmp_path / "killed.ds"
+    rng = random.Random(0)
+    killed, sizes = 0, []
+    for attempt in range(14):
+        code = killable.run(command(store), after=seconds * rng.uniform(0.15, 0.75))
+        assert code in (-9, 0), killable.said
+        killed += code == -9
+        if (store / "manifest.json").exists():
+            assert find_problems(store)[0] == [], f"after kill {attempt}"
+            sizes.append(len(corpus_of(store)))
+    assert killed >= 10 or len(corpus_of(store)) == 24
+    assert sizes == sorted(sizes), "a document was lost"
+    assert killable.run(command(store)) == 0, killable.said
+    assert corpus_of(store) == corpus_of(whole)
+    assert strays(store) == []
+    assert list(corpus_of(store)) == list(corpus_of(whole)), "the order of documents differs"
+
+
+def test_killed_before_any_change_of_a_file_it_leaves_a_store_that_opens(
+    tmp_path: Path, killable: Mortal, tiny_directory: Path
+) -> None:
+    """Every creation, rename, removal and fsync of a run of three batches is the last one once."""
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("w1\nw2\nw3\n")
+    options = ["--model", tiny_directory, "--device", "cpu", "--threads", 1, "--batch-size", 1, "--max-new-tokens", 3]
+    whole = tmp_path / "whole.ds"
+    assert killable.run(["generate", prompts, "-s", whole, *options]) == 0, killable.said
+    step = 0
+    while True:
+        step += 1
+        store = tmp_path / "killed.ds"
+        shutil.rmtree(store, ignore_errors=True)
+        argv = ["generate", prompts, "-s", store, *options]
+        code = killable.run(argv, at=step, root=store)
+        if code != 9:
+            break
+        if (store / "manifest.json").exists():
+            assert find_problems(store)[0] == [], f"killed before change {step}"
+            before = corpus_of(store)
+            assert before.items() <= corpus_of(whole).items()
+        assert killable.run(argv) == 0, f"after a kill before change {step}: {killable.said}"
+        assert corpus_of(store) == corpus_of(whole), f"killed before change {step}"
+        assert strays(store) == [], f"killed before change {step}"
+    assert code == 0, killable.said
+    assert step > 30
+
+
+@pytest.mark.parametrize("kind", ["suffix", "scann", "faiss", "ingest"])
+def test_any_writer_killed_before_any_change_of_a_file_leaves_the_store_as_it_was(
+    kind: str, tmp_path: Path, killable: Mortal, tiny_directory: Path, stocked: dict[str, Path]
+) -> None:
+    """The store has both indexes already, so that what a rebuild replaces is at stake too."""
+    text = tmp_path / "more.txt"
+    text.write_text("w5 w6 w7\n")
+    argv: dict[str, list[object]] = {
+        "suffix": ["build-suffix"],
+        "scann": ["build-dense", "--index", "scann", "--dims", 4, "--model", tiny_directory, "--threads", 1],
+        "faiss": ["build-dense", "--index", "faiss", "--dims", 4, "--model", tiny_directory, "--threads", 1],
+        "ingest": ["ingest", text, "--model", tiny_directory, "-s"],
+    }
+    store = tmp_path / "killed.ds"
+    step = 0
+    outcomes = set()
+    while True:
+        step += 1
+        shutil.rmtree(store, ignore_errors=True)
+        shutil.copytree(stocked["scann"], store)
+        old, files = manifest_of(store), snapshot(store)
+        code = killable.run([*argv[kind], store], at=step, root=store)
+        if code != 9:
+            break
+        assert find_problems(store)[0] == [], f"killed before change {step}"
+        new = manifest_of(store)
+        if new == old:
+            assert files.items() <= snapshot(store).items()
+        outcomes.add(new == old)
+        opened = open_store(store)
+        opened.suffix_index()
+        assert new.dense[0].model is not None
+        opened.dense_index(new.dense[0].model.fingerprint)
+        with opened.writer():
+            pass
+        assert strays(store) == [], f"killed before change {step}"
+    assert code == 0, killable.said
+    assert manifest_of(store) != old
+    assert outcomes == {True, False}, "kills on both sides of the commit"

@@ -1,0 +1,361 @@
+"""The store: made, opened, moved, locked, and what a killed writer leaves."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specds.datastore.ann import KINDS
+from specds.datastore.build_dense import DenseOptions, build_dense
+from specds.datastore.corpus import Document, write_shard
+from specds.datastore.store import Store, create_store, find_problems, open_store
+from specds.datastore.suffix import build_suffix
+from specds.errors import (
+    CorruptStore,
+    ForeignModel,
+    ForeignTokenizer,
+    MissingIndex,
+    NotAStore,
+    SpecdsError,
+    StoreLocked,
+    UsageError,
+)
+from specds.model import LanguageModel
+from specds.tokenizer import Tokenizer, wrap_tokenizer
+
+from ..conftest import fill, make_model, make_tokenizer
+from ..tools import corpus_of, edit_manifest, manifest_of, random_documents, snapshot, strays
+
+NewStore = Callable[..., Store]
+
+
+def test_a_new_store_is_empty_and_opens(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    made = create_store(tmp_path / "deep" / "new.ds", tokenizer)
+    opened = open_store(made.path, tokenizer)
+    assert opened.manifest == made.manifest
+    assert (opened.manifest.documents, opened.manifest.tokens, opened.size()) == (0, 0, 0)
+    assert find_problems(made.path) == ([], 0, 0)
+
+
+def test_creating_what_is_there_opens_it(new_store: NewStore, tokenizer: Tokenizer) -> None:
+    store = new_store([([5], [6, 7])])
+    assert create_store(store.path, tokenizer).manifest == store.manifest
+
+
+def test_an_empty_directory_becomes_a_store_a_foreign_one_does_not(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "empty").mkdir()
+    create_store(tmp_path / "empty", tokenizer)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("years of work")
+    before = snapshot(tmp_path)
+    with pytest.raises(NotAStore):
+        create_store(foreign, tokenizer)
+    with pytest.raises(NotAStore):
+        create_store(foreign / "thesis.tex", tokenizer)
+    assert snapshot(tmp_path) == before
+
+
+def test_what_a_killed_creator_left_becomes_a_store(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    left = tmp_path / "left.ds"
+    left.mkdir()
+    (left / ".manifest.json.123.tmp").write_text('{"format": "spec')
+    (left / ".lock").touch()
+    store = fill(create_store(left, tokenizer), [([], [5, 6])])
+    assert store.manifest.documents == 1
+    assert strays(left) == []
+
+
+def test_another_tokenizer_is_refused_and_both_are_named(new_store: NewStore) -> None:
+    store = new_store([([5], [6])])
+    other = wrap_tokenizer(make_tokenizer(64), "other-model")
+    with pytest.raises(ForeignTokenizer) as refused:
+        open_store(store.path, other)
+    for named in (store.manifest.tokenizer.fingerprint[:16], other.fingerprint[:16], "tiny", "other-model"):
+        assert named in refused.value.message
+    with pytest.raises(ForeignTokenizer):
+        create_store(store.path, other)
+
+
+def test_another_models_dense_index_is_refused(new_store: NewStore, tiny: LanguageModel) -> None:
+    store = new_store(random_documents(10))
+    build_dense(store, tiny, DenseOptions("faiss", dims=4))
+    other = make_model(seed=1)
+    store = open_store(store.path)
+    with pytest.raises(ForeignModel) as refused:
+        store.dense_index(other.fingerprint)
+    assert other.fingerprint[:16] in refused.value.message
+    assert tiny.fingerprint[:16] in refused.value.message
+    store.dense_index(tiny.fingerprint)
+
+
+def test_a_missing_index_says_how_to_build_it(new_store: NewStore, tiny: LanguageModel) -> None:
+    store = new_store([([5], [6])])
+    with pytest.raises(MissingIndex) as refused:
+        store.suffix_index()
+    assert f"specds build-suffix {store.path}" in refused.value.hint
+    with pytest.raises(MissingIndex) as refused:
+        store.dense_index(tiny.fingerprint)
+    assert f"specds build-dense {store.path}" in refused.value.hint
+
+
+def test_an_empty_corpus_cannot_be_indexed(new_store: NewStore, tiny: LanguageModel) -> None:
+    store = new_store()
+    with pytest.raises(UsageError):
+        build_suffix(store)
+    with pytest.raises(UsageError):
+        build_dense(store, tiny)
+    assert open_store(store.path).manifest == store.manifest
+
+
+HOLD = """
+import sys, time
+from specds.datastore.store import open_store
+with open_store(sys.argv[1]).writer():
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_writer_is_refused_and_a_killed_ones_lock_is_gone(new_store: NewStore) -> None:
+    store = new_store([([5], [6])])
+    command = [sys.executable, "-c", HOLD, str(store.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        with pytest.raises(StoreLocked), store.writer():
+            pass
+        with pytest.raises(StoreLocked):
+            build_suffix(store)
+        assert open_store(store.path).manifest == store.manifest  # readers do not care
+        first.send_signal(signal.SIGKILL)
+    with store.writer():
+        pass
+
+
+def test_two_writers_in_one_process(new_store: NewStore) -> None:
+    store = new_store()
+    with store.writer(), pytest.raises(StoreLocked), store.writer():
+        pass
+    with store.writer():
+        pass
+
+
+def test_a_lock_that_is_a_link_is_not_followed(new_store: NewStore, tmp_path: Path) -> None:
+    store = new_store()
+    (store.path / ".lock").unlink()
+    (store.path / ".lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(SpecdsError), store.writer():
+        pass
+    assert not (tmp_path / "victim").exists()
+
+
+def test_creators_do_not_undo_each_other(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Whoever makes the store while another looks at it, what was put in it stays."""
+    path = tmp_path / "new.ds"
+    path.mkdir()
+    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(StoreLocked):
+        create_store(path, tokenizer)
+    os.close(lock)
+    create_store(path, tokenizer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_moved_store_and_a_copy_answer_alike(
+    kind: str, new_store: NewStore, tiny: LanguageModel, tmp_path: Path
+) -> None:
+    documents = random_documents(60, longest=20)
+    store = new_store(documents)
+    build_suffix(store)
+    build_dense(store, tiny, DenseOptions(kind, dims=8))
+    context = np.array(documents[7][1][:3], np.int64)
+    hidden = np.random.default_rng(0).normal(size=32).astype(np.float32)
+
+    def answers(path: Path) -> list[object]:
+        opened = open_store(path)
+        suffix, dense = opened.suffix_index(), opened.dense_index(tiny.fingerprint)
+        match = suffix.match(context, min_match=1)
+        similarity, positions = dense.search(hidden, 10)
+        follows = [one.tolist() for one in dense.continuations(positions, 5)]
+        tree = [part.tolist() for part in suffix.continuations(match)]
+        return [match, tree, similarity.tolist(), positions.tolist(), follows]
+
+    expected = answers(store.path)
+    copied, moved = tmp_path / "elsewhere" / "copy.ds", tmp_path / "a b ü" / "moved.ds"
+    shutil.copytree(store.path, copied)
+    moved.parent.mkdir()
+    store.path.rename(moved)
+    assert answers(copied) == expected
+    assert answers(moved) == expected
+    assert find_problems(moved)[0] == []
+
+
+def test_the_next_writer_sweeps_what_killed_ones_left_and_nothing_else(new_store: NewStore) -> None:
+    store = new_store(random_documents(5))
+    build_suffix(store)
+    store = open_store(store.path)
+    before = snapshot(store.path)
+    left = [
+        "corpus/part-00077.parquet",
+        "suffix/000044/tokens.bin",
+        "dense/000009/keys/dataset.npy",
+        "dense/000009/states.work",
+        ".manifest.json.4242.tmp",
+    ]
+    for name in left:
+        (store.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (store.path / name).write_bytes(b"half")
+    (store.path / "README.txt").write_text("the user's own")
+    assert open_store(store.path).manifest == store.manifest  # readers do not care
+    with store.writer():
+        pass
+    assert snapshot(store.path) == {**before, "README.txt": snapshot(store.path)["README.txt"]}
+
+
+def test_a_failed_writer_leaves_nothing(new_store: NewStore) -> None:
+    store = new_store(random_documents(5))
+    before = snapshot(store.path)
+    with pytest.raises(RuntimeError), store.writer() as writer:
+        (writer.segment_path("suffix") / "tokens.bin").write_bytes(b"half")
+        writer.shard_path().write_bytes(b"half")
+        raise RuntimeError
+    assert snapshot(store.path) == before
+
+
+def test_readers_keep_what_they_opened_through_a_rebuild(new_store: NewStore, tiny: LanguageModel) -> None:
+    documents = random_documents(30)
+    store = new_store(documents)
+    build_suffix(store)
+    build_dense(store, tiny, DenseOptions(dims=8))
+    opened = open_store(store.path)
+    suffix, dense = opened.suffix_index(), opened.dense_index(tiny.fingerprint)
+    context = np.array(documents[3][1], np.int64)
+    hidden = np.ones(32, np.float32)
+
+    def answers() -> list[object]:
+        match = suffix.match(context, min_match=1)
+        similarity, positions = dense.search(hidden, 10)
+        follows = [one.tolist() for one in dense.continuations(positions, 5)]
+        return [match, [part.tolist() for part in suffix.continuations(match)], similarity.tolist(), follows]
+
+    expected = answers()
+    fill(store, random_documents(40, seed=5), source="more")
+    build_suffix(store)
+    build_dense(store, tiny, DenseOptions(dims=8))
+    assert answers() == expected
+    newer = open_store(store.path)
+    assert len(newer.manifest.suffix) == len(newer.manifest.dense) == 1
+    assert len(newer.suffix_index().tokens) > len(suffix.tokens)
+
+
+def test_opening_while_a_writer_rebuilds_never_fails(new_store: NewStore) -> None:
+    store = new_store(random_documents(5))
+    done = threading.Event()
+
+    def rebuild() -> None:
+        for _ in range(20):
+            build_suffix(store)
+        done.set()
+
+    writer = threading.Thread(target=rebuild)
+    writer.start()
+    opened = 0
+    while not done.is_set():
+        open_store(store.path)
+        opened += 1
+    writer.join()
+    assert opened
+
+
+def test_new_documents_make_an_index_stale_until_it_is_built_again(new_store: NewStore) -> None:
+    store = new_store([([5], [6, 7])])
+    build_suffix(store)
+    store = open_store(store.path)
+    assert store.stale(store.manifest.suffix[0]) == []
+    store = fill(store, [([], [9, 9])], source="new")
+    assert store.stale(store.manifest.suffix[0]) == [store.manifest.corpus[1].file]
+    build_suffix(store)
+    store = open_store(store.path)
+    assert store.stale(store.manifest.suffix[0]) == []
+
+
+def test_merging_covered_parts_keeps_an_index_fresh(new_store: NewStore) -> None:
+    store = fill(new_store([([5], [6, 7])]), [([], [9, 9])], source="new")
+    build_suffix(store)
+    before = corpus_of(store.path)
+    old = [shard.file for shard in open_store(store.path).manifest.corpus]
+    with store.writer() as writer:
+        rows = [
+            Document(name, "test", np.array(prompt, np.int32), np.array(response, np.int32))
+            for name, (prompt, response) in before.items()
+        ]
+        write_shard(writer, rows, origin="ingested", replaces=old)
+    store = open_store(store.path)
+    assert corpus_of(store.path) == before
+    assert len(store.manifest.corpus) == 1
+    assert store.stale(store.manifest.suffix[0]) == []
+    assert strays(store.path) == []
+
+
+def test_a_link_out_of_the_store_is_refused(new_store: NewStore, tmp_path: Path) -> None:
+    store = new_store(random_documents(5))
+    part = store.path / store.manifest.corpus[0].file
+    outside = tmp_path / "outside.parquet"
+    part.rename(outside)
+    part.symlink_to(outside)
+    with pytest.raises(CorruptStore, match="leads out of the store"):
+        open_store(store.path)
+    assert find_problems(store.path)[0] != []
+
+
+def test_a_linked_directory_out_of_the_store_is_refused(new_store: NewStore, tmp_path: Path) -> None:
+    store = new_store(random_documents(5))
+    (store.path / "corpus").rename(tmp_path / "outside")
+    (store.path / "corpus").symlink_to(tmp_path / "outside")
+    with pytest.raises(CorruptStore, match="leads out of the store"):
+        open_store(store.path)
+
+
+def test_a_store_behind_a_link_is_a_store(new_store: NewStore, tmp_path: Path) -> None:
+    store = new_store(random_documents(5))
+    (tmp_path / "link.ds").symlink_to(store.path)
+    assert open_store(tmp_path / "link.ds").manifest == store.manifest
+
+
+def test_verify_reads_what_opening_does_not(new_store: NewStore) -> None:
+    """Opening looks at 64 KiB at each end; a change in the middle is for `verify`."""
+    store = new_store([([], [5 + number % 100 for number in range(200_000)])])
+    build_suffix(store)
+    file = store.path / manifest_of(store.path).suffix[0].directory / "sa.bin"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    open_store(store.path)
+    problems, files, size = find_problems(store.path)
+    assert len(problems) == 1
+    assert "sa.bin" in problems[0]
+    assert files == 3
+    assert size == open_store(store.path).size()
+
+
+@pytest.mark.parametrize(("field", "value"), [("positions", 1), ("positions", "x"), ("token_dtype", "object")])
+def test_an_index_whose_parameters_do_not_fit_its_files_is_refused(
+    new_store: NewStore, field: str, value: object
+) -> None:
+    store = new_store(random_documents(5))
+    build_suffix(store)
+    edit_manifest(store.path, lambda body: body["suffix"][0]["parameters"].update({field: value}))
+    with pytest.raises(CorruptStore):
+        open_store(store.path).suffix_index()

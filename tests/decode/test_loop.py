@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specds.decode.contracts import Step
+from specds.decode.counters import Counters
+from specds.decode.drafters.none import Null
+from specds.decode.loop import decode
+from specds.decode.target import HuggingFaceTarget
+from specds.decode.verifiers.greedy import Greedy
+from specds.model import LanguageModel
+
+from ..conftest import STOP, VOCABULARY, make_model
+from .drafts import Mixed, Oracle, Scripted, Wrong
+
+PROMPT = [9, 30, 12, 5, 77, 64, 9, 30]
+
+
+class CountingTarget(HuggingFaceTarget):
+    """Counts forward passes of the network itself."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self.passes = 0
+        model.network.register_forward_pre_hook(self._count)
+
+    def _count(self, *arguments: object) -> None:
+        self.passes += 1
+
+
+def generate(model: LanguageModel, prompt: list[int], length: int) -> list[int]:
+    """What transformers itself generates: the independent reference."""
+    output = model.network.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=length,
+        do_sample=False,
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+def run(model: LanguageModel, drafter: object, prompt: list[int], length: int, budget: int = 12) -> list[Step]:
+    steps = decode(
+        HuggingFaceTarget(model),
+        drafter,  # type: ignore[arg-type]
+        Greedy(),
+        prompt,
+        max_new_tokens=length,
+        budget=budget,
+        stop_tokens=model.stop_tokens,
+    )
+    return list(steps)
+
+
+def text(steps: list[Step]) -> list[int]:
+    return [token for step in steps for token in step.tokens]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "neox"])
+@pytest.mark.parametrize("kind", [Oracle, Wrong, Mixed])
+def test_any_draft_gives_the_text_of_generate(family: str, kind: type[Scripted]) -> None:
+    """40 tokens cross the sliding window of 12 of the families that have one."""
+    model = make_model(family, stop=False)
+    for seed in range(3):
+        prompt = [(token + 7 * seed) % VOCABULARY for token in PROMPT]
+        expected = generate(model, prompt, 40)
+        assert text(run(model, Null(Null.Options()), prompt, 40)) == expected
+        drafter = kind(expected, VOCABULARY, seed)  # type: ignore[call-arg]
+        assert text(run(model, drafter, prompt, 40)) == expected
+
+
+def stopping_text(model: LanguageModel) -> tuple[list[int], list[int]]:
+    """A prompt whose answer ends with a stop token after a few others."""
+    for number in range(2000):
+        prompt = [5 + number % 120, 5 + number * 7 % 120]
+        expected = generate(model, prompt, 24)
+        if expected[-1] == STOP and len(expected) >= 5:
+            return prompt, expected
+    raise AssertionError("no prompt of this model stops")
+
+
+def test_a_stop_token_inside_an_accepted_block_ends_the_text(tiny: LanguageModel) -> None:
+    prompt, expected = stopping_text(tiny)
+    # The draft goes on after the stop token, with what the model would say next.
+    beyond = [*expected, 20, 21, 22, 23]
+    steps = run(tiny, Oracle(beyond, VOCABULARY), prompt, 60, budget=64)
+    assert text(steps) == expected
+    assert len(steps) == 2
+    assert steps[-1].accepted == len(steps[-1].tokens)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 13])
+def test_max_new_tokens_inside_a_block_is_kept_exactly(length: int) -> None:
+    model = make_model(stop=False)
+    expected = generate(model, PROMPT, 40)
+    steps = run(model, Oracle(expected, VOCABULARY), PROMPT, length)
+    assert text(steps) == expected[:length]
+    # Nothing is drafted that could not be committed.
+    assert all(int(step.draft.depths().max(initial=0)) < length for step in steps)
+
+
+def test_a_prompt_of_one_token() -> None:
+    model = make_model(stop=False)
+    expected = generate(model, [9], 20)
+    assert text(run(model, Mixed(expected, VOCABULARY), [9], 20)) == expected
+
+
+def test_a_budget_of_nothing_is_plain_decoding() -> None:
+    model = make_model(stop=False)
+    expected = generate(model, PROMPT, 12)
+    steps = run(model, Oracle(expected, VOCABULARY), PROMPT, 12, budget=0)
+    assert text(steps) == expected
+    assert all(len(step.draft) == 0 for step in steps)
+
+
+@pytest.mark.parametrize("kind", [Oracle, Wrong, Mixed])
+def test_every_step_is_one_forward_pass_and_tokens_add_up(kind: type[Scripted]) -> None:
+    model = make_model(stop=False)
+    expected = generate(model, PROMPT, 30)
+    target = CountingTarget(model)
+    drafter = kind(expected, VOCABULARY)
+    steps = list(decode(target, drafter, Greedy(), PROMPT, max_new_tokens=30, budget=12))  # type: ignore[arg-type]
+    assert target.passes == len(steps)
+    assert [step.index for step in steps] == list(range(len(steps)))
+    assert [step.position for step in steps] == [
+        len(PROMPT) + sum(len(before.tokens) for before in steps[:number]) for number in range(len(steps))
+    ]
+    counters = Counters.of(steps)
+    assert counters.mat * counters.steps == pytest.approx(counters.tokens)
+    assert counters.tokens == 30
+    # Each step commits what was accepted and one token of the target's own.
+    assert all(len(step.tokens) == len(step.path) + 1 for step in steps)
+    assert drafter.observed == steps[:-1]
+
+
+def test_an_oracle_needs_few_passes_and_a_liar_as_many_as_plain_decoding() -> None:
+    model = make_model(stop=False)
+    expected = generate(model, PROMPT, 40)
+    assert len(run(model, Oracle(expected, VOCABULARY), PROMPT, 40, budget=12)) == 1 + 3
+    wrong = run(model, Wrong(expected, VOCABULARY), PROMPT, 40, budget=12)
+    assert len(wrong) == 40
+    assert Counters.of(wrong).accepted == 0
+
+
+def test_the_budget_bounds_the_rows_of_every_step() -> None:
+    model = make_model(stop=False)
+    expected = generate(model, PROMPT, 30)
+    steps = run(model, Wrong(expected, VOCABULARY), PROMPT, 30, budget=5)
+    assert max(len(step.draft) for step in steps) == 5

@@ -1,0 +1,76 @@
+"""The promise, on the embedded model: every drafter writes the text that transformers' own generate writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specds.datastore.build_dense import build_dense
+from specds.datastore.generation import GenerationOptions, generate
+from specds.datastore.prompts import Prompt, read_prompts
+from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.suffix import build_suffix
+from specds.decode.counters import Counters
+from specds.decode.drafters import DRAFTERS
+from specds.decode.engine import Engine
+from specds.decode.registry import load
+from specds.model import LanguageModel
+from specds.sampling import Sampling
+
+PROMPTS = [row for row in read_prompts([str(Path(__file__).parent / "prompts.jsonl")]) if isinstance(row, Prompt)]
+LENGTH = 64
+
+
+@pytest.fixture(scope="session")
+def own_store(tmp_path_factory: pytest.TempPathFactory, smollm: LanguageModel) -> Store:
+    """The model's answers to a third of the prompts, so that retrieval meets known and unknown text."""
+    store = create_store(tmp_path_factory.mktemp("stores") / "own.ds", smollm.tokenizer)
+    generate(store, smollm, PROMPTS[::3], GenerationOptions(max_new_tokens=LENGTH, batch=8))
+    build_suffix(open_store(store.path))
+    build_dense(open_store(store.path), smollm)
+    return open_store(store.path)
+
+
+@pytest.fixture(scope="session")
+def expected(smollm: LanguageModel) -> dict[str, list[int]]:
+    """Greedy texts by `model.generate`, prompt by prompt."""
+    texts = {}
+    for prompt in PROMPTS:
+        tokens = torch.tensor([smollm.tokenizer.chat(prompt.turns[0])])
+        output = smollm.network.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=LENGTH, do_sample=False
+        )
+        texts[prompt.id] = output[0, tokens.shape[1] :].tolist()
+    return texts
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_greedy_texts_are_those_of_generate(
+    name: str, smollm: LanguageModel, own_store: Store, expected: dict[str, list[int]]
+) -> None:
+    needs_store = load(DRAFTERS, name, "drafter").index is not None
+    engine = Engine(smollm, name, stores=[own_store] if needs_store else [])
+    total = Counters()
+    for prompt in PROMPTS:
+        answer = engine.answer(prompt, LENGTH)
+        assert list(answer.turns[0].tokens) == expected[prompt.id], (name, prompt.id)
+        assert answer.turns[0].text == smollm.tokenizer.decode(expected[prompt.id])
+        total += answer.counters
+    # Drafts must have been at work for this to mean anything.
+    assert (total.accepted > 50) == (name != "none")
+    assert total.tokens == sum(map(len, expected.values()))
+
+
+def test_sampled_texts_do_not_depend_on_the_drafter(smollm: LanguageModel, own_store: Store) -> None:
+    for temperature, top_p in ((0.7, 0.95), (1.0, 1.0)):
+        sampling = Sampling(temperature, top_p=top_p, seed=11)
+        for prompt in PROMPTS[::8]:
+            texts = {
+                name: Engine(
+                    smollm, name, stores=[own_store] if name in ("rest", "dresd") else [], sampling=sampling
+                ).answer(prompt, 32)
+                for name in DRAFTERS
+            }
+            assert len({answer.turns[0].tokens for answer in texts.values()}) == 1
