@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 from specds.cli import build_dense, build_suffix, decode, demo, drafters, generate, ingest, inspect, verify
+from specds.cli.render import printable
 from specds.errors import SpecdsError
 from specds.version import __version__
+
+# What the parser raises at wrong usage: click's class, or the copy of it that newer versions of typer carry.
+_WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_INTERRUPTED = 130
 
 app = typer.Typer(
     name="specds",
@@ -60,20 +64,22 @@ def run() -> None:
     try:
         result = app(standalone_mode=False)
         code = result if isinstance(result, int) else 0
+        if code == _INTERRUPTED:  # newer versions of typer return this where others raise
+            raise KeyboardInterrupt
         sys.stdout.flush()
     except SpecdsError as error:
         _complain(error.message, error.hint)
         code = error.exit_code
-    except click.ClickException as error:
+    except _WrongUsage as error:
         error.show()
         code = error.exit_code
     except BrokenPipeError:
         # `… | head` is no accident of ours, but the reader did not get everything.
         _complain("stdout was closed before everything was written", "the reader of the pipe stopped early")
         _silence_stdout()
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted", "the same command goes on where it stopped, if it writes a store or --output")
-        code = 130
+        code = _INTERRUPTED
     except OSError as error:
         _complain(f"{error.filename or 'output'}: {error.strerror or error}", "check the path and the free space")
         _silence_stdout()
@@ -92,9 +98,6 @@ def _complain(message: str, hint: str) -> None:
         traceback.print_exc()
     line = f"error: {message}" + (f" — {hint}" if hint else "")
     # A message may quote bytes of a broken file; it must still be printable, and one line.
-    text = (
-        " ".join(line.split())
-        .encode(sys.stderr.encoding or "utf-8", "backslashreplace")
-        .decode(sys.stderr.encoding or "utf-8")
-    )
-    print(text, file=sys.stderr)
+    text = printable(" ".join(line.split()))
+    encoding = sys.stderr.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)

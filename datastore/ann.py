@@ -68,24 +68,33 @@ def build(
     return parameters
 
 
-def load(directory: Path, parameters: dict[str, Any]) -> Searcher:
+def load(directory: Path, parameters: dict[str, Any], dims: int) -> Searcher:
     """Open the index that `build` wrote.
+
+    Args:
+        parameters: what `build` returned.
+        dims: d, the length of the keys.
 
     Raises:
         CorruptStore: the files are not an index. UsageError: its package is not installed.
     """
     kind = parameters.get("ann")
+    searcher: Searcher
     try:
         if kind == "scann":
-            return _Scann(directory)
-        if kind == "faiss":
-            return _Faiss(directory, int(parameters["leaves_searched"]))
+            searcher = _Scann(directory)
+        elif kind == "faiss":
+            searcher = _Faiss(directory, int(parameters["leaves_searched"]))
+        else:
+            raise CorruptStore(f"{directory}: no index kind {kind!r}", "build it again")
+        # Keys of another length are noticed at the first search only, so here is one.
+        searcher.search(np.zeros(dims, np.float32), 1)
+        return searcher
     except (UsageError, CorruptStore):
         raise
     except Exception as error:  # both libraries raise plain RuntimeError and ValueError on damaged files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CorruptStore(f"{directory} does not open as a {kind} index: {reason}", "build it again") from error
-    raise CorruptStore(f"{directory}: no index kind {kind!r}", "build it again")
 
 
 class _Scann:
@@ -133,7 +142,9 @@ def _build_scann(keys: NDArray[np.float32], directory: Path, leaves: int, search
     else:
         builder = builder.score_brute_force()
     with _silent():
-        builder.build().serialize(str(directory), relative_path=True)
+        index = builder.build()
+    with _saving():
+        index.serialize(str(directory), relative_path=True)
 
 
 def _build_faiss(keys: NDArray[np.float32], directory: Path, leaves: int) -> None:
@@ -148,7 +159,9 @@ def _build_faiss(keys: NDArray[np.float32], directory: Path, leaves: int) -> Non
         index = faiss.IndexFlatIP(dims)
     for start in range(0, len(keys), _TRAIN):
         index.add(np.ascontiguousarray(keys[start : start + _TRAIN]))
-    faiss.write_index(index, str(directory / "index.faiss"))
+    # Through Python's file: faiss's own does not notice that the last bytes could not be written.
+    with _saving(), (directory / "index.faiss").open("wb") as file:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 
 
 def _scann() -> Any:
@@ -167,6 +180,16 @@ def _faiss() -> Any:
     except ImportError as error:
         raise UsageError("faiss is not installed", "pip install faiss-cpu") from error
     return faiss
+
+
+@contextlib.contextmanager
+def _saving() -> Iterator[None]:
+    """Both libraries raise RuntimeError, and talk, where a file cannot be written."""
+    try:
+        with _silent():
+            yield
+    except RuntimeError as error:
+        raise OSError((str(error).strip().splitlines() or ["the index cannot be saved"])[-1]) from error
 
 
 @contextlib.contextmanager

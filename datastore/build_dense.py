@@ -105,7 +105,7 @@ def build_dense(
                 "dtype": model.dtype,
             }
             quality = {"explained_variance": normalizer.explained_variance}
-            quality |= _measure(ann.load(directory / "keys", parameters), keys, progress)
+            quality |= _measure(ann.load(directory / "keys", parameters, options.dims), keys, progress)
             del keys
             keys_file.unlink()
         segment = Segment(

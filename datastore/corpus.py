@@ -17,6 +17,7 @@ from specds.datastore.store import Store, Writer, provenance, writing
 from specds.errors import CorruptStore
 
 _BATCH = 1024
+_FORGED = "restore the store from a copy, or build it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +152,20 @@ def token_stream(store: Store) -> TokenStream:
         tokens: NDArray[np.uint16 | np.uint32] = np.empty(room, dtype)
     except (MemoryError, ValueError) as error:
         raise CorruptStore(
-            f"{store.path}: the manifest speaks of {room:,} tokens, more than memory holds",
-            f"`specds verify {store.path}` tells whether the store is whole",
+            f"{store.path}: the manifest speaks of {room:,} tokens, more than memory holds", _FORGED
         ) from error
     starts = [0]
     for document in read_documents(store):
         at = starts[-1]
         end = at + len(document.prompt) + len(document.response)
         if end >= room:
-            raise CorruptStore(f"{store.path}: the corpus holds more tokens than the manifest says")
+            raise CorruptStore(f"{store.path}: the corpus holds more tokens than the manifest says", _FORGED)
         tokens[at : at + len(document.prompt)] = document.prompt
         tokens[at + len(document.prompt) : end] = document.response
         tokens[end] = separator
         starts.append(end + 1)
     if starts[-1] != room:
-        raise CorruptStore(f"{store.path}: the corpus holds fewer tokens than the manifest says")
+        raise CorruptStore(f"{store.path}: the corpus holds fewer tokens than the manifest says", _FORGED)
     return TokenStream(tokens, np.array(starts, np.int64), separator)
 
 

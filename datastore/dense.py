@@ -53,12 +53,15 @@ class DenseIndex:
             normalizer = Normalizer.load(directory / "normalizer.safetensors")
             if normalizer.components.shape != (parameters["dims"], parameters["hidden_size"]):
                 raise ValueError(f"the normalizer's components are {normalizer.components.shape}")
+            if not all(np.isfinite(part).all() for part in (normalizer.mean, normalizer.scale, normalizer.components)):
+                raise ValueError("the normalizer holds what is no number")
         except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
             raise CorruptStore(
                 f"{directory} is not the dense index that the manifest describes: {error!r}",
                 "run `specds build-dense` again",
             ) from error
-        return cls(normalizer, ann.load(directory / "keys", parameters), positions, tokens)
+        searcher = ann.load(directory / "keys", parameters, len(normalizer.components))
+        return cls(normalizer, searcher, positions, tokens)
 
     def search(self, hidden: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """The k most similar positions to a hidden state.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 import types
@@ -119,17 +120,25 @@ class Manifest:
 
 
 def dump(manifest: Manifest) -> bytes:
-    """The manifest as it stands on disk: JSON, sorted, with a format name and version."""
+    """The manifest as it stands on disk: JSON, sorted, with a format name, a version and its own checksum."""
     body = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
+    body["digest"] = digest(body)
     # ASCII escapes keep a name that is not UTF-8 (half a surrogate pair in Python) what it was, in a file that is.
     return (json.dumps(body, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode("ascii")
+
+
+def digest(body: dict[str, Any]) -> str:
+    """sha256 over the rest of a manifest's JSON: damage that leaves every field plausible is found by it."""
+    rest = {name: value for name, value in body.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode("ascii")).hexdigest()
 
 
 def parse(data: bytes, where: str) -> Manifest:
     """A manifest from its bytes; every field's type and every path is checked.
 
     Raises:
-        CorruptStore: not a manifest, or a field is missing, of the wrong type, negative, or an unsafe path.
+        CorruptStore: not a manifest; a field is missing, of the wrong type, negative, or an unsafe path; or
+            something else changed since it was written.
         StoreVersionError: a manifest of another format version.
     """
     hint = "restore the store from a copy, or build it again"
@@ -145,8 +154,11 @@ def parse(data: bytes, where: str) -> Manifest:
             "build the store again with this version, or use the version that wrote it",
         )
     try:
-        manifest: Manifest = _build(Manifest, {k: v for k, v in body.items() if k not in ("format", "version")}, "")
+        about = ("format", "version", "digest")
+        manifest: Manifest = _build(Manifest, {k: v for k, v in body.items() if k not in about}, "")
         _check_paths(manifest)
+        if body.get("digest") != digest(body):
+            raise _FieldError("it changed since it was written")
     except _FieldError as error:
         raise CorruptStore(f"{where}: {error}", hint) from error
     return manifest

@@ -209,7 +209,7 @@ def stocked(tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> d
 
 
 @pytest.fixture(scope="module")
-def killable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mortal]:
+def killable(tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> Iterator[Mortal]:
     """Runs `specds` in processes that can be killed."""
-    with mortal(tmp_path_factory.mktemp("killable") / "log") as runner:
+    with mortal(tmp_path_factory.mktemp("killable") / "log", tiny_directory) as runner:
         yield runner

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -70,11 +71,11 @@ def damage(path: Path, how: str) -> None:
 
 
 def edit_manifest(store: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the manifest's JSON in place."""
+    """Change the manifest's JSON in place, with a checksum that fits."""
     file = store / manifests.NAME
     body = json.loads(file.read_bytes())
     change(body)
-    file.write_text(json.dumps(body))
+    file.write_text(json.dumps({**body, "digest": manifests.digest(body)}))
 
 
 def reseal(store: Path) -> None:
@@ -128,10 +129,15 @@ def random_documents(
 
 
 _SERVER = """
-import json, os, signal, sys, time
-import torch, transformers, sklearn.decomposition, scann, faiss
-import specds.cli.main, specds.datastore.generation, specds.datastore.build_dense, specds.datastore.suffix_array
+import json, os, resource, signal, sys, time
+import faiss, numpy, scann, sklearn.decomposition, torch, transformers
+import specds.cli.main, specds.datastore.build_dense, specds.datastore.generation, specds.model
+from specds.datastore.suffix_array import build_suffix_array
 torch.set_num_threads(1)
+# What is imported, compiled and loaded here need not be in every child.
+model = specds.model.load_model(sys.argv[1], device="cpu", threads=1)
+model.network.generate(torch.tensor([[5, 6]]), max_new_tokens=2)
+build_suffix_array(numpy.array([5, 6, 65535], numpy.uint16))
 
 def die_at(wanted, root):
     "End this process, as kill -9 would, before the n-th thing that it does to a file below root."
@@ -168,6 +174,8 @@ for line in sys.stdin:
         sys.argv = ["specds", *job["argv"]]
         code = 1
         try:
+            if job["room"] is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (job["room"], job["room"]))
             if job["at"]:
                 die_at(job["at"], job["root"])
             specds.cli.main.run()
@@ -195,14 +203,24 @@ class Mortal:
         self.seconds = 0.0
 
     def run(
-        self, argv: Sequence[object], *, at: int | None = None, root: Path | None = None, after: float | None = None
+        self,
+        argv: Sequence[object],
+        *,
+        at: int | None = None,
+        root: Path | None = None,
+        after: float | None = None,
+        room: int | None = None,
     ) -> int:
         """Run a command to its end, to its `at`-th change of a file below `root`, or for `after` seconds.
+
+        Args:
+            room: no file can grow beyond so many bytes, as on a full disk.
 
         Returns:
             its exit code; 9 if it died at `at`, -9 if it was killed.
         """
-        job = {"argv": list(map(str, argv)), "at": at, "root": str(root), "after": after, "log": str(self._log)}
+        job = {"argv": list(map(str, argv)), "at": at, "root": str(root), "after": after, "room": room}
+        job["log"] = str(self._log)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(job) + "\n")
@@ -217,10 +235,12 @@ class Mortal:
 
 
 @contextmanager
-def mortal(log: Path) -> Iterator[Mortal]:
-    """The process that mortals are forked from."""
-    command = [sys.executable, "-c", _SERVER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def mortal(log: Path, model: Path) -> Iterator[Mortal]:
+    """The process that mortals are forked from; it has loaded the model."""
+    command = [sys.executable, "-c", _SERVER, str(model)]
+    # One thread, because a pool of threads does not survive a fork.
+    single = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=single) as process:
         yield Mortal(process, log)
         assert process.stdin is not None
         process.stdin.close()

@@ -44,7 +44,7 @@ def states_of(model: LanguageModel, tokens: list[int]) -> NDArray[np.float32]:
 @pytest.mark.parametrize("count", [1, 2, 9, 11, 300])
 def test_a_small_index_is_exact(kind: str, count: int, tmp_path: Path) -> None:
     keys = unit(count)
-    searcher = ann.load(tmp_path, ann.build(kind, keys, tmp_path))
+    searcher = ann.load(tmp_path, ann.build(kind, keys, tmp_path), 16)
     for query in unit(20, seed=1):
         similarity, rows = searcher.search(query, min(10, count))
         exact = np.sort(keys @ query)[::-1][: min(10, count)]
@@ -57,7 +57,7 @@ def test_a_large_index_finds_nearly_all(kind: str, tmp_path: Path) -> None:
     keys = unit(21_000)
     parameters = ann.build(kind, keys, tmp_path, search=50)
     assert parameters["leaves"] == pytest.approx(5 * len(keys) ** 0.5, abs=1)
-    searcher = ann.load(tmp_path, parameters)
+    searcher = ann.load(tmp_path, parameters, 16)
     hits = 0
     for query in unit(100, seed=1):
         similarity, rows = searcher.search(query, 10)
@@ -71,7 +71,7 @@ def test_a_large_index_finds_nearly_all(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ann.KINDS)
 def test_more_neighbours_than_keys(kind: str, tmp_path: Path) -> None:
     keys = unit(5)
-    searcher = ann.load(tmp_path, ann.build(kind, keys, tmp_path))
+    searcher = ann.load(tmp_path, ann.build(kind, keys, tmp_path), 16)
     similarity, rows = searcher.search(keys[0], 100)
     assert sorted(rows.tolist()) == [0, 1, 2, 3, 4]
     assert np.isfinite(similarity).all()
@@ -81,7 +81,7 @@ def test_building_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     """The libraries' own chatter does not belong between our lines."""
     for kind in ann.KINDS:
         (tmp_path / kind).mkdir()
-        ann.load(tmp_path / kind, ann.build(kind, unit(20_500), tmp_path / kind))
+        ann.load(tmp_path / kind, ann.build(kind, unit(20_500), tmp_path / kind), 16)
     assert capfd.readouterr() == ("", "")
 
 
@@ -89,7 +89,7 @@ def test_an_unknown_kind_is_refused(tmp_path: Path, new_store: NewStore, tiny: L
     with pytest.raises(UsageError, match="annoy"):
         ann.build("annoy", unit(10), tmp_path)
     with pytest.raises(CorruptStore, match="annoy"):
-        ann.load(tmp_path, {"ann": "annoy"})
+        ann.load(tmp_path, {"ann": "annoy"}, 16)
     with pytest.raises(UsageError, match="annoy"):
         build_dense(new_store(random_documents(3)), tiny, DenseOptions("annoy", dims=2))
 

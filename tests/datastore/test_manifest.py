@@ -159,6 +159,21 @@ def test_another_version_is_refused_by_its_own_error(version: object) -> None:
     assert refused.value.hint
 
 
+def test_damage_that_leaves_every_field_plausible_is_found() -> None:
+    with pytest.raises(CorruptStore, match="changed since it was written"):
+        parse(changed(lambda m: m["corpus"][0].update(documents=3)), "m")
+    with pytest.raises(CorruptStore, match="changed since it was written"):
+        parse(changed(lambda m: m.pop("digest")), "m")
+
+
+@given(st.integers(0, len(dump(FULL)) - 1), st.integers(0, 7))
+def test_every_flipped_bit_is_found(place: int, bit: int) -> None:
+    data = bytearray(dump(FULL))
+    data[place] ^= 1 << bit
+    with pytest.raises((CorruptStore, StoreVersionError)):
+        parse(bytes(data), "m")
+
+
 @pytest.mark.parametrize(
     "data",
     [

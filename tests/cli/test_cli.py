@@ -1,0 +1,339 @@
+"""The command line as its users meet it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from specds.decode.drafters import DRAFTERS
+from specds.decode.registry import describe_options, load
+from specds.decode.verifiers import VERIFIERS
+from specds.model import load_model
+from specds.version import __version__
+
+from ..tools import Run, damage, manifest_of
+
+COMMANDS = ("generate", "ingest", "build-suffix", "build-dense", "decode", "drafters", "inspect", "verify", "demo")
+
+
+@pytest.fixture
+def tiny_options(tiny_directory: Path) -> list[object]:
+    return ["--model", tiny_directory, "--device", "cpu", "--max-new-tokens", 12]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"id": f"p{number}", "prompt": f"w{number} w{number + 1} w{number} w{number + 1}"} for number in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, run_cli: Run) -> None:
+    result = run_cli(command, "--help")
+    assert result.code == 0
+    assert f"specds {command}" in result.out
+    assert "OPTIONS" in result.out.upper()
+    assert result.err == ""
+
+
+def test_the_first_screen_names_every_command(run_cli: Run) -> None:
+    for arguments in ([], ["--help"], ["-h"]):
+        result = run_cli(*arguments)
+        for command in COMMANDS:
+            assert command in result.out + result.err
+    result = run_cli("--version")
+    assert (result.code, result.out) == (0, f"specds {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["decode"],
+        ["decode", "-p", "x", "--no-such-option"],
+        ["decode", "-p", "x", "--budget", "-1"],
+        ["decode", "-p", "x", "--budget", "many"],
+        ["decode", "-p", "x", "--limit", "0"],
+        ["decode", "-p", "x", "--temperature", "-1"],
+        ["generate", "x"],
+        ["build-dense", "x", "--dims", "0"],
+        ["inspect"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], run_cli: Run) -> None:
+    result = run_cli(*arguments)
+    assert result.code == 2
+    assert result.out == ""
+    assert "Traceback" not in result.err
+
+
+HEAVY = ("torch", "scann", "faiss", "transformers", "numba", "sklearn", "datasets", "pyarrow", "pandas")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["decode", "--help"], ["build-dense", "--help"], None])
+def test_help_loads_nothing_heavy(arguments: list[str] | None) -> None:
+    run = "" if arguments is None else f"sys.argv = ['specds', *{arguments!r}]; specds.cli.main.run()"
+    code = (
+        "import atexit, sys, specds.cli.main\n"
+        f"atexit.register(lambda: print('loaded:', [name for name in {HEAVY!r} if name in sys.modules]))\n{run}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_decode_writes_one_record_a_prompt_in_order(run_cli: Run, prompts: Path, tiny_options: list[object]) -> None:
+    result = run_cli("decode", "-p", prompts, "-d", "pld", *tiny_options)
+    assert result.code == 0
+    records = result.records
+    assert [record["id"] for record in records] == [f"p{number}" for number in range(5)]
+    for record in records:
+        assert set(record) == {
+            "id",
+            "text",
+            "tokens",
+            "finish_reason",
+            "prompt_tokens",
+            "drafter",
+            "lossless",
+            "counters",
+        }
+        assert record["finish_reason"] in ("stop", "length")
+        assert (record["finish_reason"] == "length") == (len(record["tokens"]) == 12 and record["tokens"][-1] != 1)
+        assert (record["drafter"], record["lossless"]) == ("pld", True)
+        counters = record["counters"]
+        assert counters["tokens"] == len(record["tokens"])
+        assert counters["accepted"] <= counters["drafted"]
+        assert counters["seconds"] >= counters["forward_seconds"] > 0
+    assert "MAT" in result.err
+    assert "5" in result.err
+
+
+def test_every_drafter_writes_the_models_own_text(
+    run_cli: Run, prompts: Path, tiny_options: list[object], tiny_directory: Path, stocked: dict[str, Path]
+) -> None:
+    model = load_model(str(tiny_directory), device="cpu")
+    expected = []
+    for row in map(json.loads, prompts.read_text().splitlines()):
+        tokens = model.tokenizer.chat([{"role": "user", "content": row["prompt"]}])
+        out = model.network.generate(
+            torch.tensor([tokens]), attention_mask=torch.ones(1, len(tokens)), max_new_tokens=12, do_sample=False
+        )
+        expected.append(out[0, len(tokens) :].tolist())
+    for drafter in DRAFTERS:
+        result = run_cli("decode", "-p", prompts, "-d", drafter, "-s", stocked["scann"], "-q", *tiny_options)
+        assert (result.code, result.err) == (0, "")
+        assert [record["tokens"] for record in result.records] == expected
+
+
+def test_decode_reads_stdin(run_cli: Run, tiny_options: list[object]) -> None:
+    plain = run_cli("decode", "-p", "-", *tiny_options, stdin="w1 w2\n\nw3\n")
+    lines = run_cli("decode", "-p", "-", *tiny_options, stdin='{"id": "a", "prompt": "w1 w2"}\n{"prompt": "w3"}\n')
+    assert (plain.code, lines.code) == (0, 0)
+    assert [record["id"] for record in plain.records] == ["0", "1"]
+    assert [record["id"] for record in lines.records] == ["a", "1"]
+    assert [record["tokens"] for record in plain.records] == [record["tokens"] for record in lines.records]
+
+
+def test_several_files_and_a_limit(run_cli: Run, prompts: Path, tmp_path: Path, tiny_options: list[object]) -> None:
+    (tmp_path / "more.txt").write_text("w9\nw8\n")
+    result = run_cli("decode", "-p", prompts, "-p", tmp_path / "more.txt", "--limit", 6, "-q", *tiny_options)
+    assert [record["id"] for record in result.records] == ["p0", "p1", "p2", "p3", "p4", "5"]
+
+
+def test_turns_are_answered_one_after_another(run_cli: Run, tmp_path: Path, tiny_options: list[object]) -> None:
+    path = tmp_path / "turns.jsonl"
+    path.write_text(json.dumps({"id": "t", "turns": ["w1 w2", "w3"]}) + "\n")
+    (record,) = run_cli("decode", "-p", path, "-q", *tiny_options).records
+    assert len(record["turns"]) == 2
+    first, second = record["turns"]
+    assert second["prompt_tokens"] > first["prompt_tokens"] + len(second["tokens"]) - 12
+    assert (record["text"], record["tokens"]) == (second["text"], second["tokens"])
+    assert record["counters"]["tokens"] == len(first["tokens"]) + len(second["tokens"])
+    (alone,) = run_cli("decode", "-p", "-", "-q", *tiny_options, stdin="w1 w2\n").records
+    assert alone["tokens"] == first["tokens"]
+    assert "turns" not in alone
+
+
+def test_sampling_is_repeatable_and_the_seed_matters(run_cli: Run, prompts: Path, tiny_options: list[object]) -> None:
+    def texts(*options: object) -> list[object]:
+        result = run_cli("decode", "-p", prompts, "-q", "--temperature", 1, *options, *tiny_options)
+        return [record["tokens"] for record in result.records]
+
+    assert texts("--seed", 1) == texts("--seed", 1, "-d", "none") == texts("--seed", 1, "--budget", 3)
+    assert texts("--seed", 1) != texts("--seed", 2)
+
+
+def test_output_goes_on_where_it_stopped(
+    run_cli: Run, prompts: Path, tmp_path: Path, tiny_options: list[object]
+) -> None:
+    output = tmp_path / "answers.jsonl"
+    argv = ["decode", "-p", prompts, "-o", output, *tiny_options]
+
+    def answers() -> list[tuple[str, list[int]]]:
+        return [(record["id"], record["tokens"]) for record in map(json.loads, output.read_text().splitlines())]
+
+    first = run_cli(*argv)
+    assert (first.code, first.out) == (0, "")
+    expected = answers()
+    assert [name for name, _ in expected] == ["p0", "p1", "p2", "p3", "p4"]
+    whole = output.read_bytes().splitlines(keepends=True)
+
+    output.write_bytes(b"".join(whole[:2]) + whole[2][: len(whole[2]) // 2])  # as a crash may leave it
+    resumed = run_cli(*argv)
+    assert resumed.code == 0
+    assert answers() == expected
+    assert output.read_bytes().splitlines(keepends=True)[:2] == whole[:2]
+    assert "2 answers were there already" in resumed.err
+
+    before = output.read_bytes()
+    assert run_cli(*argv).code == 0
+    assert output.read_bytes() == before
+
+
+def test_output_of_other_prompts_is_not_continued(
+    run_cli: Run, prompts: Path, tmp_path: Path, tiny_options: list[object]
+) -> None:
+    output = tmp_path / "answers.jsonl"
+    assert run_cli("decode", "-p", prompts, "-o", output, "--limit", 2, "-q", *tiny_options).code == 0
+    before = output.read_bytes()
+    (tmp_path / "others.jsonl").write_text('{"id": "x", "prompt": "w1"}\n{"id": "y", "prompt": "w1"}\n')
+    run_cli("decode", "-p", tmp_path / "others.jsonl", "-o", output, *tiny_options).refused("'p0'", "'x'")
+    assert output.read_bytes() == before
+
+
+def test_a_file_that_holds_no_answers_is_not_written_over(
+    run_cli: Run, prompts: Path, tmp_path: Path, tiny_options: list[object]
+) -> None:
+    for content in ("dear diary\n", "[1]\n", '{"text": "no id"}\n', "[" * 100_000 + "\n"):
+        (tmp_path / "diary").write_text(content)
+        run_cli("decode", "-p", prompts, "-o", tmp_path / "diary", *tiny_options).refused("line 1 is no answer")
+        assert (tmp_path / "diary").read_text() == content
+
+
+def test_a_trace_has_a_row_for_each_forward_pass(
+    run_cli: Run, prompts: Path, tmp_path: Path, tiny_options: list[object]
+) -> None:
+    trace = tmp_path / "trace.parquet"
+    result = run_cli("decode", "-p", prompts, "--trace", trace, *tiny_options)
+    assert result.code == 0
+    rows = pq.read_table(trace).to_pylist()
+    for record in result.records:
+        mine = [row for row in rows if row["prompt"] == record["id"]]
+        counters = record["counters"]
+        assert [token for row in mine for token in row["tokens"]] == record["tokens"]
+        assert [row["step"] for row in mine] == list(range(counters["steps"]))
+        assert counters["mat"] * counters["steps"] == pytest.approx(len(record["tokens"]), abs=0.01)
+        assert sum(row["drafted"] for row in mine) == counters["drafted"]
+        assert sum(row["accepted"] for row in mine) == counters["accepted"]
+    assert not list(tmp_path.glob(".trace*"))
+
+
+def test_bad_rows_are_answered_by_an_error_in_their_place(
+    run_cli: Run, tmp_path: Path, tiny_options: list[object]
+) -> None:
+    path = tmp_path / "mixed.jsonl"
+    long = " ".join(["w1"] * 400)
+    rows = ['{"id": "good", "prompt": "w1"}', "{bad", json.dumps({"id": "long", "prompt": long})]
+    rows += ['{"id": "empty", "prompt": ""}', '{"id": "wrong", "prompt": 7}', '{"id": "last", "prompt": "w2"}']
+    path.write_text("\n".join(rows) + "\n")
+    result = run_cli("decode", "-p", path, "-q", *tiny_options)
+    assert result.code == 1
+    assert [record["id"] for record in result.records] == ["good", "1", "long", "empty", "wrong", "last"]
+    assert ["error" in record for record in result.records] == [False, True, True, True, True, False]
+    for record in result.records:
+        if "error" in record:
+            assert record["error"]["type"] == "PromptError"
+            assert record["error"]["message"]
+            assert record["error"]["hint"]
+    strict = run_cli("decode", "-p", path, "-q", "--strict", *tiny_options)
+    strict.refused("row 2")
+    assert [record["id"] for record in strict.records] == ["good", "1"]
+
+
+def test_inspect_says_what_is_there(run_cli: Run, stocked: dict[str, Path]) -> None:
+    for kind, store in stocked.items():
+        (record,) = run_cli("inspect", store, "--json").records
+        manifest = manifest_of(store)
+        assert (record["documents"], record["tokens"]) == (manifest.documents, manifest.tokens)
+        assert record["sources"] == {"test": {"documents": 40, "tokens": manifest.tokens}}
+        assert [index["kind"] for index in record["indexes"]] == ["suffix", "dense"]
+        assert record["indexes"][1]["parameters"]["ann"] == kind
+        assert record["indexes"][1]["quality"]["recall_at_10"] == 1.0
+        assert record["bytes"] == sum((store / name).stat().st_size for name in manifest.files)
+        shown = run_cli("inspect", store)
+        assert shown.code == 0
+        for word in ("40 documents", f"{manifest.tokens:,} tokens", "suffix", "dense", "recall_at_10"):
+            assert word in shown.out
+
+
+def test_verify_tells_whole_from_damaged(run_cli: Run, stocked: dict[str, Path], tmp_path: Path) -> None:
+    import shutil
+
+    store = tmp_path / "copy.ds"
+    shutil.copytree(stocked["faiss"], store)
+    result = run_cli("verify", store)
+    assert (result.code, result.out) == (0, "")
+    damage(store / "suffix/000001/sa.bin", "flipped")
+    damage(store / "dense/000001/positions.bin", "missing")
+    result = run_cli("verify", store)
+    assert result.code == 1
+    assert len(result.out.splitlines()) == 2
+    assert "positions.bin: is missing" in result.out
+    assert "sa.bin: its content changed" in result.out
+
+
+def test_drafters_lists_every_name_and_option(run_cli: Run) -> None:
+    result = run_cli("drafters")
+    assert result.code == 0
+    for name in DRAFTERS:
+        found = load(DRAFTERS, name, "drafter")
+        assert f"{name}: {found.summary}" in result.out.replace("\n", " ")
+        for option, default, _ in describe_options(found.Options):
+            assert f"{option}={default}" in result.out
+    for name in VERIFIERS:
+        assert f"--verifier {name}" in result.out
+
+
+def test_options_of_a_drafter_are_taken(run_cli: Run, prompts: Path, tiny_options: list[object]) -> None:
+    found = load(DRAFTERS, "pld", "drafter")
+    option, default, _ = describe_options(found.Options)[0]
+    assert run_cli("decode", "-p", prompts, "-q", "--set", f"{option}={default}", *tiny_options).code == 0
+    dashed = option.replace("_", "-")
+    assert run_cli("decode", "-p", prompts, "-q", "--set", f"{dashed}={default}", *tiny_options).code == 0
+
+
+def test_from_prompts_to_answers(
+    run_cli: Run, prompts: Path, tmp_path: Path, tiny_options: list[object], tiny_directory: Path
+) -> None:
+    store = tmp_path / "mine.ds"
+    model = ["--model", tiny_directory]
+    assert run_cli("generate", prompts, "-s", store, *tiny_options).code == 0
+    again = run_cli("generate", prompts, "-s", store, *tiny_options)
+    assert "5 were there already" in again.err
+    assert run_cli("ingest", prompts, "-s", store, *model, "--text-field", "prompt").code == 0
+    assert run_cli("build-suffix", store).code == 0
+    assert run_cli("build-dense", store, *model, "--dims", 8, "--device", "cpu").code == 0
+    assert run_cli("verify", store).code == 0
+    plain = run_cli("decode", "-p", prompts, "-d", "none", *tiny_options)
+    for drafter in ("rest", "dresd"):
+        result = run_cli("decode", "-p", prompts, "-s", store, "-d", drafter, *tiny_options)
+        assert [one["tokens"] for one in result.records] == [one["tokens"] for one in plain.records]
+        # The store holds these very answers, so steps must be fewer than tokens.
+        steps = sum(one["counters"]["steps"] for one in result.records)
+        assert steps < sum(one["counters"]["steps"] for one in plain.records)
+
+
+def test_debug_shows_where(run_cli: Run, tmp_path: Path) -> None:
+    result = run_cli("--debug", "inspect", tmp_path / "nothing.ds")
+    assert result.code == 1
+    assert "Traceback" in result.err
+    assert result.err.splitlines()[-1].startswith("error: ")
