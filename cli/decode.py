@@ -34,7 +34,9 @@ def decode(
     verifier: Annotated[
         str, typer.Option(help="greedy, sampling, or auto: greedy at temperature 0, else sampling.")
     ] = "auto",
-    budget: Annotated[int, typer.Option(min=0, help="Most draft tokens verified in one step.")] = 16,
+    budget: Annotated[
+        int | None, typer.Option(min=0, help="Most draft tokens verified in one step; default: 8 on a CPU, else 32.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,

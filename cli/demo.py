@@ -26,7 +26,9 @@ def demo(
     threads: options.Threads = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
     prompts: Annotated[int, typer.Option(min=1, help="How many of the new prompts are decoded.")] = 8,
-    budget: Annotated[int, typer.Option(min=0, help="Most draft tokens verified in one step.")] = 16,
+    budget: Annotated[
+        int | None, typer.Option(min=0, help="Most draft tokens verified in one step; default: 8 on a CPU, else 32.")
+    ] = None,
 ) -> None:
     """Run the whole pipeline on prompts that come with specds.
 
@@ -46,6 +48,7 @@ def demo(
     from specds.datastore.suffix import build_suffix
     from specds.decode.drafters import DRAFTERS
     from specds.decode.engine import Engine
+    from specds.decode.registry import load as find
 
     path = (directory or cache_directory() / "demo") / f"assistant-{language_model.fingerprint[:8]}.ds"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +73,9 @@ def demo(
     asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:prompts]
     note(f"4. decode: {len(asked)} new prompts, greedy, at most {max_new_tokens} tokens each, every drafter in turn")
     engines = {
-        name: Engine(language_model, name, stores=[store] if name in ("rest", "dresd") else [], budget=budget)
+        name: Engine(
+            language_model, name, stores=[store] if find(DRAFTERS, name, "drafter").index else [], budget=budget
+        )
         for name in DRAFTERS
     }
     answers: dict[str, list[Answer]] = {name: [] for name in engines}
