@@ -66,14 +66,15 @@ def run() -> None:
         code = result if isinstance(result, int) else 0
         if code == _INTERRUPTED:  # newer versions of typer return this where others raise
             raise KeyboardInterrupt
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except SpecdsError as error:
         _complain(error.message, error.hint)
         code = error.exit_code
     except _WrongUsage as error:
         error.show()
         code = error.exit_code
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # typer makes the second out of the first
         # `… | head` is no accident of ours, but the reader did not get everything.
         _complain("stdout was closed before everything was written", "the reader of the pipe stopped early")
         _silence_stdout()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +42,7 @@ def note(text: str) -> None:
 def emit(record: dict[str, Any]) -> None:
     """One JSON line on stdout, at once, so that a pipe's next stage can start."""
     # Lone surrogates can come out of a tokenizer's byte fallback; ASCII escapes keep every line valid UTF-8.
-    sys.stdout.write(json.dumps(record, ensure_ascii=True) + "\n")
-    sys.stdout.flush()
+    print(json.dumps(record, ensure_ascii=True), flush=True)
 
 
 @contextlib.contextmanager

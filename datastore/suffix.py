@@ -69,6 +69,11 @@ class SuffixIndex:
             ) from error
         return cls(tokens, suffixes)
 
+    def warm_up(self) -> None:
+        """Compile the lookups now, not in the time of the first answer (seconds once, then from numba's cache)."""
+        self.match(np.zeros(2, np.int64))
+        self.continuations(Match(0, 0, 1), 1, 1)
+
     def match(self, context: NDArray[np.int64], max_match: int = 16, min_match: int = 2) -> Match:
         """The longest suffix of the context that stands in the corpus with something after it (REST, §3.2).
 

@@ -186,7 +186,9 @@ class Engine:
 
     def _index(self, store: Store) -> Any:
         if self._class.index == "suffix":
-            return store.suffix_index()
+            index = store.suffix_index()
+            index.warm_up()
+            return index
         if self._class.index == "dense":
             return store.dense_index(self.model.fingerprint)
         return None

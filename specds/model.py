@@ -122,7 +122,7 @@ def find_model(name: str, *, revision: str | None = None) -> tuple[Path, str]:
     path = Path(name).expanduser()
     if name == EMBEDDED:
         return _converted(_embedded_gguf())
-    if path.is_dir():
+    if name and path.is_dir():
         return path, _fingerprint(path)
     if path.is_file():
         return _converted(path)
@@ -218,7 +218,7 @@ def _convert(gguf: Path, home: Path) -> None:
         _install(work, home)
     except OSError as error:
         raise ModelError(f"{gguf.name} could not be cached in {home.parent}: {error}", "set XDG_CACHE_HOME") from error
-    except (ValueError, RuntimeError, KeyError, ImportError) as error:
+    except Exception as error:  # the GGUF reader trusts the file and raises whatever comes of it
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"{gguf} does not load: {reason}", "transformers must support this GGUF architecture"
@@ -277,7 +277,10 @@ def _load_network(directory: Path, dtype: torch.dtype, device: torch.device, tru
         return network.to(device)
     except Exception as error:  # unknown architecture, missing tensors, out of memory: all end here
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"the model in {directory} does not load: {reason}") from error
+        raise ModelError(
+            f"the model in {directory} does not load: {reason}",
+            "copy it again if it is damaged; else this version of transformers must support its architecture",
+        ) from error
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

@@ -169,7 +169,7 @@ for line in sys.stdin:
     if child == 0:
         log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(log, 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(log, 2)
         sys.argv = ["specds", *job["argv"]]
         code = 1
@@ -230,7 +230,7 @@ class Mortal:
 
     @property
     def said(self) -> str:
-        """What the last command printed."""
+        """What the last command printed on stderr."""
         return self._log.read_text(errors="replace")
 
 
