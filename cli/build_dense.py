@@ -47,7 +47,7 @@ def build_dense(
     from specds.model import find_tokenizer
 
     # Before the weights are loaded: a store of another tokenizer is refused at once.
-    open_store(store, find_tokenizer(model, revision=revision))
+    open_store(store, find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code))
     language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
 
     from specds.datastore.build_dense import DenseOptions

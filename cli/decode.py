@@ -92,7 +92,7 @@ def decode(
     rows = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
     if store:
         # Before the weights are loaded: a store of another tokenizer is refused at once.
-        tokenizer = find_tokenizer(model, revision=revision)
+        tokenizer = find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code)
         for path in store:
             open_store(path, tokenizer)
     first = next(rows, None)
@@ -107,14 +107,15 @@ def decode(
     total, prompts, failed = Counters(), 0, 0
     with contextlib.ExitStack() as stack:
         tracer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
-        held: list[str]
+        held: list[tuple[str, bool]]
         write, held = stack.enter_context(_answer_file(output)) if output is not None else (emit, [])
         update = stack.enter_context(bar("decoding", limit))
         for number, row in enumerate(itertools.chain([first], rows)):
             if number < len(held):
-                if held[number] != row.id:
+                done, _ = held[number]
+                if done != row.id:
                     raise InputError(
-                        f"{output} line {number + 1} answers prompt {held[number]!r}, where the prompt is {row.id!r}",
+                        f"{output} line {number + 1} answers prompt {done!r}, where the prompt is {row.id!r}",
                         "choose another --output, or give the prompts that it was begun with",
                     )
                 continue
@@ -143,8 +144,12 @@ def decode(
         if held:
             from specds.cli.render import note
 
-            note(f"{output}: {len(held):,} answers were there already")
-    if failed:
+            broken = sum(bad for _, bad in held)
+            note(
+                f"{output}: {len(held):,} answers were there already"
+                + (f", {broken:,} of them errors" if broken else "")
+            )
+    if failed or any(bad for _, bad in held):
         raise typer.Exit(1)
 
 
@@ -193,7 +198,7 @@ def _answer_file(path: Path) -> Any:
 
     @contextlib.contextmanager
     def opened() -> Any:
-        held: list[str] = []
+        held: list[tuple[str, bool]] = []
         end = 0
         try:
             with path.open("ab+") as file:
@@ -204,7 +209,8 @@ def _answer_file(path: Path) -> Any:
                     if not line.endswith(b"\n"):
                         break
                     try:
-                        held.append(str(json.loads(line)["id"]))
+                        record = json.loads(line)
+                        held.append((str(record["id"]), "error" in record))
                     except (ValueError, TypeError, KeyError, RecursionError) as error:
                         raise InputError(
                             f"{path} line {len(held) + 1} is no answer", "choose another --output"

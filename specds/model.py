@@ -135,7 +135,7 @@ def find_model(name: str, *, revision: str | None = None) -> tuple[Path, str]:
     )
 
 
-def find_tokenizer(name: str, *, revision: str | None = None) -> Tokenizer:
+def find_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Tokenizer:
     """Only the tokenizer of a model; no weights are read into memory.
 
     Raises:
@@ -143,7 +143,7 @@ def find_tokenizer(name: str, *, revision: str | None = None) -> Tokenizer:
     """
     directory, _ = find_model(name, revision=revision)
     with _quiet_transformers():
-        return load_tokenizer(directory, name)
+        return load_tokenizer(directory, name, trust_remote_code=trust_remote_code)
 
 
 def cache_directory() -> Path:
