@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextvars import ContextVar
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from specds.version import __version__
 # What the parser raises at wrong usage: click's class, or the copy of it that newer versions of typer carry.
 _WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 _INTERRUPTED = 130
+_shows_tracebacks: ContextVar[bool] = ContextVar("shows_tracebacks", default=False)
 
 app = typer.Typer(
     name="specds",
@@ -54,13 +56,13 @@ def main(
         bool, typer.Option("--debug", envvar="SPECDS_DEBUG", help="Show tracebacks. Give it before the command.")
     ] = False,
 ) -> None:
-    if debug:
-        os.environ["SPECDS_DEBUG"] = "1"
+    _shows_tracebacks.set(debug)
 
 
 def run() -> None:
     """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted."""
     code = 1
+    _shows_tracebacks.set(bool(os.environ.get("SPECDS_DEBUG")))
     try:
         result = app(standalone_mode=False)
         code = result if isinstance(result, int) else 0
@@ -95,7 +97,7 @@ def _silence_stdout() -> None:
 
 
 def _complain(message: str, hint: str) -> None:
-    if os.environ.get("SPECDS_DEBUG") and sys.exc_info()[0] is not None:
+    if _shows_tracebacks.get() and sys.exc_info()[0] is not None:
         traceback.print_exc()
     line = f"error: {message}" + (f" — {hint}" if hint else "")
     # A message may quote bytes of a broken file; it must still be printable, and one line.
