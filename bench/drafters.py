@@ -19,12 +19,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from specds.datastore.prompts import Prompt, read_prompts
 from specds.datastore.store import open_store
 from specds.decode.engine import Engine
 from specds.model import load_model
+from specds.reference import generate_plain
 from specds.sampling import Sampling
 
 
@@ -35,7 +34,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--store", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--methods", default="none,pld")
-    parser.add_argument("--budget", type=int, default=16)
+    parser.add_argument("--budget", type=int, help="default: the engine's, by device")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--model", default="smollm2-135m")
@@ -66,13 +65,13 @@ def main() -> None:
         table(file, [row for row in rows if file in (row["file"], "all")], methods)
 
 
-def engine(model: Any, method: str, stores: dict[str, str], budget: int, sampling: Sampling) -> Engine:
+def engine(model: Any, method: str, stores: dict[str, str], budget: int | None, sampling: Sampling) -> Engine:
     name, _, settings = method.partition("?")
     name, _, own = name.partition("@")
     drafter, _, store = name.partition(":")
     opened = [open_store(stores[store], model.tokenizer)] if store else []
     chosen = dict(pair.split("=", 1) for pair in settings.split("&") if pair)
-    return Engine(model, drafter, chosen, opened, sampling=sampling, budget=int(own or budget))
+    return Engine(model, drafter, chosen, opened, sampling=sampling, budget=int(own) if own else budget)
 
 
 def spread(file: str, limit: int) -> list[tuple[str, Prompt]]:
@@ -86,15 +85,9 @@ def spread(file: str, limit: int) -> list[tuple[str, Prompt]]:
 def measure(model: Any, engines: dict[str, Engine], method: str, prompt: Prompt, length: int) -> dict[str, Any]:
     began = time.perf_counter()
     if method == "generate":
-        tokens = model.tokenizer.chat(list(prompt.turns[0]))
-        output = model.network.generate(
-            torch.tensor([tokens], device=model.device),
-            attention_mask=torch.ones(1, len(tokens), dtype=torch.long, device=model.device),
-            max_new_tokens=length,
-            do_sample=False,
-            pad_token_id=min(model.stop_tokens, default=0),
-        )
-        text = output[0, len(tokens) :].tolist()
+        first = prompt.turns[0]
+        tokens = model.tokenizer.prompt(first[0]["content"]) if prompt.raw else model.tokenizer.chat(list(first))
+        text = generate_plain(model, tokens, length)
         return {"text": text, "seconds": time.perf_counter() - began, "steps": len(text), "drafted": 0, "accepted": 0}
     answer = engines[method].answer(prompt, length)
     seconds = time.perf_counter() - began
@@ -111,7 +104,7 @@ def measure(model: Any, engines: dict[str, Engine], method: str, prompt: Prompt,
 
 
 def table(title: str, rows: list[dict[str, Any]], methods: list[str]) -> None:
-    by = {method: {row["prompt"]: row for row in rows if row["method"] == method} for method in methods}
+    by = {method: {(row["file"], row["prompt"]): row for row in rows if row["method"] == method} for method in methods}
     base = methods[0]
     print(f"\n{title}: {len(by[base])} prompts, {sum(len(row['text']) for row in by[base].values())} tokens")
     head = ("method", "MAT", "accept path", "accept node", "tokens/s", f"x {base}", "x generate", "drafting", "same")

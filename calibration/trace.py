@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from specds.decode.contracts import Step
-from specds.errors import OutputError
+from specds.errors import OutputError, first_line
 
 _ROWS = 8_192
 
@@ -66,6 +66,31 @@ class TraceWriter:
         except OSError as error:
             raise self._refused(error) from error
         return self
+
+    def carry_over(self, prompts: Collection[str]) -> None:
+        """Keep the rows of some prompts that an earlier run wrote to the same path, if it wrote any.
+
+        Raises:
+            OutputError: what is there is not a trace; it is left as it is.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        if not self._path.exists():
+            return
+        try:
+            with pq.ParquetFile(self._path) as old:
+                if not old.schema_arrow.equals(_schema()):
+                    raise pa.ArrowInvalid("its columns are others")
+                for batch in old.iter_batches(_ROWS):
+                    kept = batch.filter(pc.is_in(batch["prompt"], pa.array(list(prompts), pa.string())))
+                    self._writer.write_batch(kept)
+                    self._written |= bool(len(kept))
+        except pa.ArrowInvalid as error:
+            raise OutputError(f"{self._path} is not a trace: {first_line(error)}", "choose another --trace") from error
+        except OSError as error:
+            raise self._refused(error) from error
 
     def add(self, prompt: str, turn: int, drafter: str, steps: Sequence[Step]) -> None:
         """Append the steps of one turn."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specds.cli import options
 
 if TYPE_CHECKING:
-    from specds.datastore.prompts import BadRow, Prompt
-    from specds.decode.engine import Answer, Engine
+    from specds.datastore.store import Store
+    from specds.tokenizer import Tokenizer
 
 
 def decode(
@@ -23,8 +24,14 @@ def decode(
         list[Path] | None, typer.Option("--store", "-s", help="A datastore to draft from. Repeatable.")
     ] = None,
     drafter: Annotated[
-        str, typer.Option("--drafter", "-d", help="none, pld, rest or dresd; see `specds drafters`.")
-    ] = "pld",
+        str | None,
+        typer.Option(
+            "--drafter",
+            "-d",
+            help="none, pld, rest or dresd; see `specds drafters`. Default: dresd or rest, whichever index the "
+            "stores have; pld without a store.",
+        ),
+    ] = None,
     set_option: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,9 +82,9 @@ def decode(
     import itertools
 
     from specds.calibration.trace import TraceWriter
-    from specds.cli.render import bar, decode_summary, emit
+    from specds.cli.answers import answer_file, answer_record, error_record, request_key
+    from specds.cli.render import bar, decode_summary, emit, note
     from specds.datastore.prompts import BadRow, read_prompts
-    from specds.datastore.store import open_store
     from specds.decode.counters import Counters
     from specds.decode.drafters import DRAFTERS
     from specds.decode.registry import load as find
@@ -88,13 +95,17 @@ def decode(
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     chosen = options.settings(set_option or [])
-    parse_options(find(DRAFTERS, drafter, "drafter").Options, chosen, f"drafter {drafter}")
+    if drafter is not None:
+        parse_options(find(DRAFTERS, drafter, "drafter").Options, chosen, f"drafter {drafter}")
     rows = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
+    stores: list[Store] = []
     if store:
         # Before the weights are loaded: a store of another tokenizer is refused at once.
         tokenizer = find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code)
-        for path in store:
-            open_store(path, tokenizer)
+        stores = _open(store, tokenizer)
+    if drafter is None:
+        drafter = _default_drafter(stores)
+        parse_options(find(DRAFTERS, drafter, "drafter").Options, chosen, f"drafter {drafter}")
     first = next(rows, None)
     if first is None:
         raise InputError(f"no prompts in {', '.join(prompt_file)}", "one prompt a line, as JSON or as plain text")
@@ -102,37 +113,39 @@ def decode(
 
     from specds.decode.engine import Engine
 
-    stores = [open_store(path, language_model.tokenizer) for path in store or []]
-    engine = Engine(language_model, drafter, chosen, stores, verifier, sampling, budget)
+    index = find(DRAFTERS, drafter, "drafter").index
+    if store and index:
+        # Once more: loading takes a while, and a writer may have replaced an index meanwhile.
+        stores = _open(store, language_model.tokenizer)
+    engine = Engine(language_model, drafter, chosen, stores if index else [], verifier, sampling, budget)
+    if not quiet:
+        _remark(note, stores, drafter, index)
     total, prompts, failed = Counters(), 0, 0
     with contextlib.ExitStack() as stack:
         tracer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
-        held: list[tuple[str, bool]]
-        write, held = stack.enter_context(_answer_file(output)) if output is not None else (emit, [])
+        file = stack.enter_context(answer_file(output)) if output is not None else None
+        write, held = (emit, []) if file is None else (file.write, file.held)
+        if tracer is not None and held:
+            tracer.carry_over({one.id for one in held})
         update = stack.enter_context(bar("decoding", limit))
         for number, row in enumerate(itertools.chain([first], rows)):
-            if number < len(held):
-                done, _ = held[number]
-                if done != row.id:
-                    raise InputError(
-                        f"{output} line {number + 1} answers prompt {done!r}, where the prompt is {row.id!r}",
-                        "choose another --output, or give the prompts that it was begun with",
-                    )
+            key = request_key(engine, row, max_new_tokens)
+            if file is not None and number < len(held):
+                file.check(number, row, key)
                 continue
             prompts += 1
-            record: dict[str, Any]
             try:
                 if isinstance(row, BadRow):
                     raise row.error
                 answer = engine.answer(row, max_new_tokens)
-                record = _record(engine, answer)
+                record = answer_record(engine, answer, key)
                 total = total + answer.counters
                 if tracer is not None:
                     for turn, one in enumerate(answer.turns):
                         tracer.add(answer.id, turn, drafter, one.steps)
             except PromptError as error:
                 failed += 1
-                record = _failure(row, error)
+                record = error_record(row, error, key)
                 if strict:
                     write(record)
                     raise
@@ -142,89 +155,36 @@ def decode(
         named = ("greedy" if sampling.greedy else "sampling") if verifier == "auto" else verifier
         decode_summary(drafter, named, engine.lossless, prompts, failed, total)
         if held:
-            from specds.cli.render import note
-
-            broken = sum(bad for _, bad in held)
+            broken = sum(one.failed for one in held)
             note(
                 f"{output}: {len(held):,} answers were there already"
                 + (f", {broken:,} of them errors" if broken else "")
             )
-    if failed or any(bad for _, bad in held):
+    if failed or any(one.failed for one in held):
         raise typer.Exit(1)
 
 
-def _record(engine: Engine, answer: Answer) -> dict[str, Any]:
-    from specds.cli.render import counters_row
+def _open(paths: list[Path], tokenizer: Tokenizer) -> list[Store]:
+    from specds.datastore.store import open_store
 
-    last = answer.turns[-1]
-    record: dict[str, Any] = {
-        "id": answer.id,
-        "text": last.text,
-        "tokens": list(last.tokens),
-        "finish_reason": last.finish_reason,
-        "prompt_tokens": last.prompt_tokens,
-        "drafter": engine.drafter,
-        "lossless": engine.lossless,
-        "counters": counters_row(answer.counters),
-    }
-    if len(answer.turns) > 1:
-        record["turns"] = [
-            {
-                "text": turn.text,
-                "tokens": list(turn.tokens),
-                "finish_reason": turn.finish_reason,
-                "prompt_tokens": turn.prompt_tokens,
-            }
-            for turn in answer.turns
-        ]
-    return record
+    return [open_store(path, tokenizer) for path in paths]
 
 
-def _failure(row: Prompt | BadRow, error: Exception) -> dict[str, Any]:
-    from specds.errors import SpecdsError
+def _default_drafter(stores: list[Store]) -> str:
+    """The drafter that the stores were built for: the one that accepts most where there is a choice."""
+    if not stores:
+        return "pld"
+    return "dresd" if all(store.manifest.dense for store in stores) else "rest"
 
-    hint = error.hint if isinstance(error, SpecdsError) else ""
-    return {"id": row.id, "error": {"type": type(error).__name__, "message": str(error), "hint": hint}}
 
-
-def _answer_file(path: Path) -> Any:
-    """The file that answers are appended to, and the ids of those it holds; a last line that a crash cut is dropped."""
-    import contextlib
-    import json
-    import os
-    import stat
-
-    from specds.errors import InputError, OutputError
-
-    @contextlib.contextmanager
-    def opened() -> Any:
-        held: list[tuple[str, bool]] = []
-        end = 0
-        try:
-            with path.open("ab+") as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise OutputError(f"cannot write {path}: it is not a file", "choose another --output")
-                file.seek(0)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    try:
-                        record = json.loads(line)
-                        held.append((str(record["id"]), "error" in record))
-                    except (ValueError, TypeError, KeyError, RecursionError) as error:
-                        raise InputError(
-                            f"{path} line {len(held) + 1} is no answer", "choose another --output"
-                        ) from error
-                    end += len(line)
-                file.truncate(end)
-
-                def write(record: dict[str, Any]) -> None:
-                    file.write((json.dumps(record, ensure_ascii=True) + "\n").encode())
-                    file.flush()
-                    os.fsync(file.fileno())
-
-                yield write, held
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror or error}", "choose another --output") from error
-
-    return opened()
+def _remark(note: Callable[[str], None], stores: list[Store], drafter: str, index: str | None) -> None:
+    """What a user would want to be told about the stores before a long job."""
+    if stores and index is None:
+        note(f"note: drafter {drafter} looks nothing up; --store is not used")
+    for store in stores if index else []:
+        missing = store.stale(getattr(store.manifest, str(index))[-1])
+        if missing:
+            note(
+                f"note: {len(missing)} corpus files of {store.path} were added after its {index} index was built — "
+                f"`specds build-{index} {store.path}` takes them in"
+            )

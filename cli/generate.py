@@ -81,6 +81,7 @@ def generate(
             rows,
             wanted,
             lambda done, total, tokens: update(done, total, tokens / max(time.perf_counter() - began, 1e-9)),
+            strict=strict,
         )
     seconds = time.perf_counter() - began
     said = f"{store}: {report.documents:,} new documents, {report.tokens:,} response tokens"

@@ -21,6 +21,7 @@ def ingest(
     response_field: Annotated[str | None, typer.Option(help="The column with responses.")] = None,
     text_field: Annotated[str | None, typer.Option(help="The column with raw text.")] = None,
     messages_field: Annotated[str | None, typer.Option(help="The column with chat messages.")] = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     split: Annotated[str, typer.Option(help="Which split of a Hugging Face data set.")] = "train",
     source: Annotated[str | None, typer.Option(help="File all documents under this name.")] = None,
     source_field: Annotated[str | None, typer.Option(help="The column that names each document's source.")] = None,
@@ -63,7 +64,7 @@ def ingest(
         raise InputError(f"nothing to ingest in {', '.join(files)}", "one example a line, as JSON or as plain text")
     examples = itertools.chain([first], examples)
     with working(f"loading the tokenizer of {model}"):
-        tokenizer = find_tokenizer(model, revision=revision)
+        tokenizer = find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code)
     target = create_store(store, tokenizer)
     with bar("ingesting", limit) as update:
         report = run(target, tokenizer, examples, max_tokens, strict, lambda done: update(done, limit, -1.0))

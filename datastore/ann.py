@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.errors import CorruptStore, UsageError
+from specds.errors import CorruptStore, UsageError, first_line
 
 KINDS = ("scann", "faiss")
 _EXACT_BELOW = 20_000
@@ -93,7 +93,7 @@ def load(directory: Path, parameters: dict[str, Any], dims: int) -> Searcher:
     except (UsageError, CorruptStore):
         raise
     except Exception as error:  # both libraries raise plain RuntimeError and ValueError on damaged files
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise CorruptStore(f"{directory} does not open as a {kind} index: {reason}", "build it again") from error
 
 

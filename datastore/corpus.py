@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.datastore.manifest import Identity, Shard, SourceCount
+from specds.datastore.manifest import Identity, Provenance, Shard, SourceCount
 from specds.datastore.store import Store, Writer, provenance, writing
 from specds.errors import CorruptStore
 
@@ -45,11 +45,13 @@ def write_shard(
     model: Identity | None = None,
     sampling: dict[str, Any] | None = None,
     replaces: Sequence[str] = (),
+    made_by: Provenance | None = None,
 ) -> None:
     """Write documents as one new corpus file and make it part of the store, in one atomic step.
 
     Args:
         replaces: corpus files whose documents these are; they leave the store in the same step.
+        made_by: how the documents came to be; None: by the running command.
 
     Raises:
         OutputError: it cannot be written; the store is as it was before.
@@ -72,7 +74,7 @@ def write_shard(
         model=model,
         sampling=sampling or {},
         sources=sources,
-        provenance=provenance(),
+        provenance=made_by or provenance(),
     )
     about = {
         "model": {"name": model.name, "fingerprint": model.fingerprint} if model else None,

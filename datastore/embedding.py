@@ -46,8 +46,6 @@ def _embed_batch(
     padded = np.zeros((len(batch), longest), np.int64)
     for row, (_, tokens) in enumerate(batch):
         padded[row, : len(tokens)] = tokens
-    network = model.network
-    decoder = network.get_decoder() if hasattr(network, "get_decoder") else network.base_model
-    states = decoder(input_ids=torch.from_numpy(padded).to(model.device), use_cache=False).last_hidden_state
+    states = model.decoder(input_ids=torch.from_numpy(padded).to(model.device), use_cache=False).last_hidden_state
     for row, (number, tokens) in enumerate(batch):
         yield number, states[row, : len(tokens)].float().cpu().numpy()

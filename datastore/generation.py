@@ -21,31 +21,10 @@ from specds.datastore.prompts import BadRow, Message, Prompt
 from specds.datastore.store import Store, Writer, require_tokenizer
 from specds.errors import PromptError, UsageError
 from specds.model import LanguageModel
+from specds.reference import PLAIN, until_stop
 from specds.sampling import Noise, Sampling, pick
 
 _SHARD_DOCUMENTS = 4_096
-
-PLAIN: dict[str, Any] = {
-    "do_sample": False,
-    "num_beams": 1,
-    "temperature": None,
-    "top_p": None,
-    "top_k": None,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "bad_words_ids": None,
-    "min_length": 0,
-    "min_new_tokens": None,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "sequence_bias": None,
-    "exponential_decay_length_penalty": None,
-    "guidance_scale": None,
-}
-"""Arguments that keep a checkpoint's own generation settings (Qwen's repetition penalty…) out of `generate`:
-what `specds decode` writes is what the logits say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +93,8 @@ def generate(
     prompts: Iterable[Prompt | BadRow],
     options: GenerationOptions,
     progress: Callable[[int, int, int], None] = lambda done, total, tokens: None,
+    *,
+    strict: bool = False,
 ) -> GenerationReport:
     """Write the model's responses to prompts into a store's corpus.
 
@@ -123,8 +104,10 @@ def generate(
 
     Args:
         progress: called with (units done, units in all, response tokens written so far by this call).
+        strict: stop at the first prompt that cannot be used; what was answered before its batch is kept.
 
     Raises:
+        PromptError: with `strict`, of the first prompt that cannot be used.
         ForeignTokenizer, StoreLocked, OutputError, CorruptStore: see their docstrings.
     """
     require_tokenizer(store, model.tokenizer)
@@ -133,6 +116,8 @@ def generate(
     seen: Counter[str] = Counter()
     for prompt in prompts:
         if isinstance(prompt, BadRow):
+            if strict:
+                raise prompt.error
             failed.append(prompt)
             continue
         content = json.dumps([prompt.turns, prompt.raw], ensure_ascii=True)
@@ -153,6 +138,8 @@ def generate(
             if missing:
                 tick = functools.partial(_tick, progress, finished, len(units), tokens)
                 written, cut, refused = _Batch(model, options, tick).run(missing)
+                if strict and refused:
+                    raise refused[0].error
                 if written:
                     write_shard(writer, written, origin="generated", model=identity, sampling=sampling)
                 documents += len(written)
@@ -212,7 +199,7 @@ class _Batch:
             alive = [unit for unit, _ in asked]
             if not asked:
                 break
-            responses = self._respond([tokens for _, tokens in asked], [unit.sample for unit in alive])
+            responses = self._respond_within_context([tokens for _, tokens in asked], [unit.sample for unit in alive])
             for (unit, prompt), response in zip(asked, responses, strict=True):
                 history[unit.key].append({"role": "assistant", "content": self._model.tokenizer.decode(response)})
                 written[unit.key].append(
@@ -235,6 +222,17 @@ class _Batch:
             self._truncated += 1
         # The end of a prompt says what is wanted, and where the answer starts.
         return tokens[-most:]
+
+    def _respond_within_context(self, prompts: list[list[int]], samples: list[int]) -> list[list[int]]:
+        """Prompts that leave less room than max_new_tokens are answered alone: in a batch they would cut the others."""
+        room = self._model.context_length - self._options.max_new_tokens
+        together = [row for row, tokens in enumerate(prompts) if len(tokens) <= room]
+        groups = [*([together] if together else []), *([row] for row in range(len(prompts)) if row not in together)]
+        responses: dict[int, list[int]] = {}
+        for group in groups:
+            answers = self._respond([prompts[row] for row in group], [samples[row] for row in group])
+            responses |= dict(zip(group, answers, strict=True))
+        return [responses[row] for row in range(len(prompts))]
 
     @torch.inference_mode()
     def _respond(self, prompts: list[list[int]], samples: list[int]) -> list[list[int]]:
@@ -260,7 +258,7 @@ class _Batch:
             stopping_criteria=[_Ticker(longest, self._progress)],
             **PLAIN,
         )
-        return [_until_stop(row, model.stop_tokens) for row in output[:, longest:].tolist()]
+        return [until_stop(row, model.stop_tokens) for row in output[:, longest:].tolist()]
 
 
 class _PositionKeyed(LogitsProcessor):  # type: ignore[misc]
@@ -294,31 +292,33 @@ class _Ticker(StoppingCriteria):  # type: ignore[misc]
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-def _until_stop(tokens: list[int], stops: frozenset[int]) -> list[int]:
-    for index, token in enumerate(tokens):
-        if token in stops:
-            return tokens[: index + 1]
-    return tokens
-
-
 def _consolidate(writer: Writer, identity: Identity, sampling: dict[str, Any]) -> None:
-    """Put the many small files that batches leave into few."""
-
-    def small(shard: Shard) -> bool:
+    """Put the many small files that batches leave into few, those of each command by themselves."""
+    small: dict[str, list[Shard]] = {}
+    for shard in writer.manifest.corpus:
         mine = shard.origin == "generated" and shard.model == identity and shard.sampling == sampling
-        return mine and shard.documents < _SHARD_DOCUMENTS
+        if mine and shard.documents < _SHARD_DOCUMENTS:
+            small.setdefault(shard.provenance.command, []).append(shard)
+    for shards in small.values():
+        group: list[Shard] = []
+        for shard in shards:
+            group.append(shard)
+            if sum(one.documents for one in group) >= _SHARD_DOCUMENTS:
+                _merge(writer, group)
+                group = []
+        if len(group) > 1:
+            _merge(writer, group)
 
-    group: list[Shard] = []
-    for shard in [shard for shard in writer.manifest.corpus if small(shard)]:
-        group.append(shard)
-        if sum(one.documents for one in group) >= _SHARD_DOCUMENTS:
-            _merge(writer, group, identity, sampling)
-            group = []
-    if len(group) > 1:
-        _merge(writer, group, identity, sampling)
 
-
-def _merge(writer: Writer, group: list[Shard], identity: Identity, sampling: dict[str, Any]) -> None:
-    names = [shard.file for shard in group]
+def _merge(writer: Writer, group: list[Shard]) -> None:
+    first, names = group[0], [shard.file for shard in group]
     documents = list(read_documents(Store(writer.path, writer.manifest), names))
-    write_shard(writer, documents, origin="generated", model=identity, sampling=sampling, replaces=names)
+    write_shard(
+        writer,
+        documents,
+        origin=first.origin,
+        model=first.model,
+        sampling=first.sampling,
+        replaces=names,
+        made_by=first.provenance,
+    )

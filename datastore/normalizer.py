@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _EPSILON = 1e-6
-_CHUNK = 65_536
+_CHUNK = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,14 @@ class Normalizer:
 
     @classmethod
     def fit(cls, states: NDArray[np.float32], dims: int) -> Normalizer:
-        """Fit mean and deviation, then PCA by full eigendecomposition of the covariance.
+        """Fit mean and deviation, then PCA by eigendecomposition of the covariance.
+
+        The covariance is summed up over chunks, so that memory holds d² numbers and one chunk, whatever n.
 
         Args:
             states: float32[n, d]; may be memory-mapped.
             dims: components kept, at most min(n, d).
         """
-        from sklearn.decomposition import PCA
         from sklearn.preprocessing import StandardScaler
 
         scaler = StandardScaler()
@@ -45,10 +46,14 @@ class Normalizer:
             scaler.partial_fit(states[start : start + _CHUNK].astype(np.float64))
         mean = scaler.mean_.astype(np.float32)
         scale = (1.0 / np.sqrt(scaler.var_ + _EPSILON)).astype(np.float32)
-        scored = (states - mean) * scale
-        pca = PCA(dims, svd_solver="covariance_eigh").fit(scored)
-        components = np.ascontiguousarray(pca.components_, np.float32)
-        kept = round(float(pca.explained_variance_ratio_.sum()), 4)
+        gram = np.zeros((len(mean), len(mean)))
+        for start in range(0, len(states), _CHUNK):
+            # Centred to within float32's rounding of the mean, which is all that PCA asks for.
+            scored = (states[start : start + _CHUNK] - mean) * scale
+            gram += scored.T @ scored
+        variances, vectors = np.linalg.eigh(gram)
+        components = np.ascontiguousarray(vectors[:, ::-1][:, :dims].T, np.float32)
+        kept = round(float(variances[-dims:].sum() / max(variances.sum(), _EPSILON)), 4)
         return cls(mean, scale, components, kept, len(states))
 
     def keys(self, states: NDArray[np.float32]) -> NDArray[np.float32]:

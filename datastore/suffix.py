@@ -92,7 +92,8 @@ class SuffixIndex:
 
         Returns:
             tokens int32[k], parents int32[k] and counts int64[k], k ≤ max_nodes, in the order of falling count,
-            then rising depth, then token ids along the path. Counts are exact.
+            then rising depth, then token ids along the path. Counts are exact. Of a match with many occurrences,
+            continuations that fewer than one in 256 of them take are left out.
         """
         from specds.datastore.suffix_lookup import continuation_tree
 

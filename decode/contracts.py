@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,9 @@ class Step:
         path: the accepted draft nodes.
         tokens: the committed tokens: the accepted ones and the target's own, cut at a stop token.
         signals: what the drafter asked for, one row for each of `tokens`.
-        draft_seconds, forward_seconds, verify_seconds, commit_seconds: wall time of each part.
+        draft_seconds, forward_seconds, verify_seconds, commit_seconds: wall time of each part. Fetching signals
+            counts as drafting. A GPU works while the CPU goes on, so that there the wait for the forward pass
+            shows up where its result is read, in verify_seconds.
     """
 
     index: int
@@ -125,7 +127,3 @@ class Target(Protocol):
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the last token's cache entry and those of the accepted path; forget the rest of the draft."""
-
-
-Options = Any
-"""A frozen dataclass of a drafter's options; each field's metadata holds its `help`."""

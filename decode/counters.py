@@ -21,7 +21,6 @@ class Counters:
         accepted: draft tokens committed.
         path_drafted: lengths of the best paths: of the longest path through the last accepted node.
         draft_seconds, forward_seconds, verify_seconds, commit_seconds: wall time of each part.
-        prefill_seconds: the part of forward_seconds that went into prompts.
     """
 
     steps: int = 0
@@ -33,7 +32,6 @@ class Counters:
     forward_seconds: float = 0.0
     verify_seconds: float = 0.0
     commit_seconds: float = 0.0
-    prefill_seconds: float = 0.0
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> Counters:
@@ -50,7 +48,6 @@ class Counters:
                 step.forward_seconds,
                 step.verify_seconds,
                 step.commit_seconds,
-                step.forward_seconds if step.index == 0 else 0.0,
             )
         return total
 

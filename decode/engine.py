@@ -15,7 +15,7 @@ from specds.decode.loop import decode
 from specds.decode.registry import load, parse_options
 from specds.decode.target import HuggingFaceTarget, check_tree_attention
 from specds.decode.verifiers import make_verifier
-from specds.errors import PromptError, UsageError
+from specds.errors import CorruptStore, PromptError, UsageError
 from specds.model import LanguageModel
 from specds.sampling import Sampling
 
@@ -38,14 +38,14 @@ class Turn:
         text: without special tokens.
         tokens: every committed token id, a stop token included.
         finish_reason: `stop` (a stop token), `length` (max_new_tokens) or `context` (the model's context is full).
-        prompt_tokens: length of what was answered, template and history included.
+        prompt: the token ids that were answered, template and history included.
         steps: the trace.
     """
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: str
-    prompt_tokens: int
+    prompt: tuple[int, ...]
     steps: tuple[Step, ...]
 
 
@@ -80,6 +80,8 @@ class Engine:
         sampling: greedy by default.
         budget: the most draft nodes a step; None: 8 on a CPU, 32 elsewhere.
 
+    One request at a time: the key-value cache is the engine's. Beginning another ends the one before.
+
     Raises:
         UsageError: an unknown name or option, a budget below 0, a drafter without the store it needs.
         MissingIndex, ForeignModel, CorruptStore: a store that the drafter cannot read.
@@ -97,6 +99,7 @@ class Engine:
     _options: Any = field(init=False, repr=False)
     _indexes: list[Any] = field(init=False, repr=False)
     _target: HuggingFaceTarget = field(init=False, repr=False)
+    _request: object = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         if self.budget is None:
@@ -137,7 +140,7 @@ class Engine:
         """
         self._check_prompt(tokens)
         assert self.budget is not None, "set when the engine was made"
-        return decode(
+        steps = decode(
             self._target,
             self.make_drafter(),
             make_verifier(self.verifier, self.sampling, tokens, sample),
@@ -146,6 +149,22 @@ class Engine:
             budget=self.budget,
             stop_tokens=self.model.stop_tokens,
         )
+        return self._exclusive(steps)
+
+    def _exclusive(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """The steps, as long as no other request takes the key-value cache."""
+        request = self._request = object()
+        try:
+            for step in steps:
+                yield step
+                if self._request is not request:
+                    raise UsageError(
+                        "another request was begun on this engine before this one was done",
+                        "finish one before the next, or make an engine for each",
+                    )
+        except CorruptStore as error:
+            paths = ", ".join(str(store.path) for store in self.stores)
+            raise CorruptStore(f"{paths}: {error.message}", error.hint) from error
 
     def answer(self, prompt: Prompt, max_new_tokens: int) -> Answer:
         """Answer every turn of a prompt, each turn seeing the answers before it.
@@ -172,11 +191,16 @@ class Engine:
             reason = "context"
         else:
             reason = "length"
-        return Turn(self.model.tokenizer.decode(tokens), tokens, reason, len(prompt), steps)
+        return Turn(self.model.tokenizer.decode(tokens), tokens, reason, tuple(prompt), steps)
 
     def _check_prompt(self, tokens: Sequence[int]) -> None:
         if not tokens:
             raise PromptError("the prompt has no tokens", "give it some text")
+        if max(tokens) >= self._target.vocabulary:
+            raise PromptError(
+                f"the prompt has token id {max(tokens):,}, and {self.model.name} knows {self._target.vocabulary:,}",
+                "the tokenizer is not the model's",
+            )
         if len(tokens) >= self.model.context_length:
             raise PromptError(
                 f"the prompt has {len(tokens):,} tokens, and {self.model.name} holds {self.model.context_length:,} "

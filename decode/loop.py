@@ -9,6 +9,7 @@ import numpy as np
 
 from specds.decode.contracts import Drafter, Forward, Signal, Signals, Step, Target, Verdict, Verifier
 from specds.decode.draft import empty
+from specds.reference import until_stop
 
 
 def decode(
@@ -38,10 +39,11 @@ def decode(
     draft = empty()
     verdict = verifier.verify(draft, forward.logits, len(prompt))
     verified = perf_counter()
-    drafter.start(prompt)
     tokens = [verdict.next_token]
-    times = (0.0, forwarded - began, verified - forwarded, 0.0)
-    step = Step(0, len(prompt), draft, (), tuple(tokens), _signals(drafter, forward, verdict, 1), *times)
+    drafter.start(prompt)
+    signals = _signals(drafter, forward, verdict, 1)
+    times = (perf_counter() - verified, forwarded - began, verified - forwarded, 0.0)
+    step = Step(0, len(prompt), draft, (), tuple(tokens), signals, *times)
     produced = 1
 
     while True:
@@ -57,19 +59,14 @@ def decode(
         forwarded = perf_counter()
         verdict = verifier.verify(draft, forward.logits, len(prompt) + produced)
         verified = perf_counter()
-        tokens = _until_stop([*(int(draft.tokens[node]) for node in verdict.path), verdict.next_token], stop_tokens)
+        tokens = until_stop([*(int(draft.tokens[node]) for node in verdict.path), verdict.next_token], stop_tokens)
         target.commit(verdict.path)
-        times = (drafted - began, forwarded - drafted, verified - forwarded, perf_counter() - verified)
+        committed = perf_counter()
         signals = _signals(drafter, forward, verdict, len(tokens))
+        drafting = drafted - began + perf_counter() - committed
+        times = (drafting, forwarded - drafted, verified - forwarded, committed - verified)
         step = Step(step.index + 1, len(prompt) + produced, draft, verdict.path, tuple(tokens), signals, *times)
         produced += len(tokens)
-
-
-def _until_stop(tokens: list[int], stop_tokens: Collection[int]) -> list[int]:
-    for index, token in enumerate(tokens):
-        if token in stop_tokens:
-            return tokens[: index + 1]
-    return tokens
 
 
 def _signals(drafter: Drafter, forward: Forward, verdict: Verdict, committed: int) -> Signals:

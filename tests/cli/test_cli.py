@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from specds.cli.answers import answer_file
 from specds.decode.drafters import DRAFTERS
 from specds.decode.registry import describe_options, load
 from specds.decode.verifiers import VERIFIERS
@@ -105,6 +106,7 @@ def test_decode_writes_one_record_a_prompt_in_order(run_cli: Run, prompts: Path,
             "drafter",
             "lossless",
             "counters",
+            "key",
         }
         assert record["finish_reason"] in ("stop", "length")
         assert (record["finish_reason"] == "length") == (len(record["tokens"]) == 12 and record["tokens"][-1] != 1)
@@ -147,6 +149,28 @@ def test_several_files_and_a_limit(run_cli: Run, prompts: Path, tmp_path: Path, 
     (tmp_path / "more.txt").write_text("w9\nw8\n")
     result = run_cli("decode", "-p", prompts, "-p", tmp_path / "more.txt", "--limit", 6, "-q", *tiny_options)
     assert [record["id"] for record in result.records] == ["p0", "p1", "p2", "p3", "p4", "5"]
+
+
+def test_the_drafter_follows_from_the_stores(
+    run_cli: Run, prompts: Path, stocked: dict[str, Path], tmp_path: Path, tiny_options: list[object]
+) -> None:
+    def drafter(*arguments: object) -> tuple[str, str]:
+        result = run_cli("decode", "-p", prompts, "--limit", 1, *tiny_options, *arguments)
+        assert result.code == 0, result
+        return result.records[0]["drafter"], result.err
+
+    sparse = tmp_path / "sparse.ds"
+    assert run_cli("ingest", prompts, "--text-field", "prompt", "-s", sparse, *tiny_options[:2]).code == 0
+    assert run_cli("build-suffix", sparse).code == 0
+    assert drafter()[0] == "pld"
+    assert drafter("-s", stocked["faiss"])[0] == "dresd"
+    assert drafter("-s", sparse)[0] == "rest"
+    assert drafter("-s", sparse, "-s", stocked["faiss"])[0] == "rest"
+    assert "--store is not used" in drafter("-s", sparse, "-d", "pld")[1]
+    assert "stale" not in drafter("-s", sparse)[1]
+    (tmp_path / "more.txt").write_text("w5 w6 w7\n")
+    assert run_cli("ingest", tmp_path / "more.txt", "-s", sparse, *tiny_options[:2]).code == 0
+    assert "were added after its suffix index was built" in drafter("-s", sparse)[1]
 
 
 def test_turns_are_answered_one_after_another(run_cli: Run, tmp_path: Path, tiny_options: list[object]) -> None:
@@ -210,10 +234,70 @@ def test_output_of_other_prompts_is_not_continued(
     assert output.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        ["--max-new-tokens", 13],
+        ["--temperature", 0.5],
+        ["--dtype", "bfloat16"],
+        ["-p", "reworded.jsonl"],
+    ],
+)
+def test_output_of_another_command_is_not_continued(
+    change: list[object], run_cli: Run, prompts: Path, tmp_path: Path, tiny_options: list[object]
+) -> None:
+    (tmp_path / "reworded.jsonl").write_text(prompts.read_text().replace("w0 w1", "w1 w0"))
+    output = tmp_path / "answers.jsonl"
+    assert run_cli("decode", "-p", prompts, "-o", output, "-q", *tiny_options).code == 0
+    before = output.read_bytes()
+    if change[0] == "-p":
+        argv = ["decode", "-p", tmp_path / "reworded.jsonl", "-o", output, *tiny_options]
+    else:
+        argv = ["decode", "-p", prompts, "-o", output, *tiny_options, *change]
+    run_cli(*argv).refused("line 1 answers 'p0' with another")
+    assert output.read_bytes() == before
+    # The text does not depend on a lossless drafter, so that one may change.
+    assert run_cli("decode", "-p", prompts, "-o", output, "-d", "none", "-q", *tiny_options).code == 0
+    assert output.read_bytes() == before
+
+
+def test_output_that_another_process_writes_is_left_alone(
+    run_cli: Run, prompts: Path, tmp_path: Path, tiny_options: list[object]
+) -> None:
+    output = tmp_path / "answers.jsonl"
+    with answer_file(output):
+        run_cli("decode", "-p", prompts, "-o", output, *tiny_options).refused("another process")
+    assert output.read_bytes() == b""
+
+
+def test_a_resumed_trace_keeps_the_rows_of_the_answers_that_were_there(
+    run_cli: Run, prompts: Path, tmp_path: Path, tiny_options: list[object]
+) -> None:
+    output, trace = tmp_path / "answers.jsonl", tmp_path / "trace.parquet"
+    argv = ["decode", "-p", prompts, "-o", output, "--trace", trace, "-q", *tiny_options]
+    assert run_cli(*argv, "--limit", 2).code == 0
+    assert run_cli(*argv).code == 0
+    rows = pq.read_table(trace).to_pylist()
+    for record in map(json.loads, output.read_text().splitlines()):
+        mine = [row for row in rows if row["prompt"] == record["id"]]
+        assert [token for row in mine for token in row["tokens"]] == record["tokens"]
+    assert run_cli(*argv).code == 0  # nothing is left to do
+    assert pq.read_table(trace).to_pylist() == rows
+
+
 def test_a_file_that_holds_no_answers_is_not_written_over(
     run_cli: Run, prompts: Path, tmp_path: Path, tiny_options: list[object]
 ) -> None:
-    for content in ("dear diary\n", "[1]\n", '{"text": "no id"}\n', "[" * 100_000 + "\n"):
+    for content in (
+        "dear diary\n",
+        "dear diary",
+        "d",
+        "[1]\n",
+        '{"text": "no id"}\n',
+        '{"id": 1, "prompt": "not an answer"}',
+        '{"id": 1, "prompt": "not an answer"}\n',
+        "[" * 100_000 + "\n",
+    ):
         (tmp_path / "diary").write_text(content)
         run_cli("decode", "-p", prompts, "-o", tmp_path / "diary", *tiny_options).refused("line 1 is no answer")
         assert (tmp_path / "diary").read_text() == content

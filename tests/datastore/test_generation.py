@@ -204,6 +204,34 @@ def test_a_prompt_that_fills_the_context_still_gets_an_answer(new_store: NewStor
     assert len(document.response) == 1
 
 
+def test_a_long_prompt_does_not_cut_its_neighbours_answers(new_store: NewStore, tiny: LanguageModel) -> None:
+    model = make_model(stop=False)
+    long, short = prompt("long", words(240, 0)), prompt("short", words(5, 1))
+    store = new_store()
+    generate(store, model, [long, short], GenerationOptions(max_new_tokens=40))
+    asked, other = read_documents(open_store(store.path))
+    assert len(asked.prompt) + len(asked.response) == model.context_length
+    assert other.response.tolist() == by_hand(model, other.prompt.tolist(), 40)
+
+
+def test_strict_stops_at_a_prompt_that_the_template_refuses(new_store: NewStore, tiny: LanguageModel) -> None:
+    bad = Prompt("bad", (({"role": "user", "content": ""},),), raw=True)
+    with pytest.raises(PromptError, match="no tokens"):
+        generate(new_store(), tiny, [PROMPTS[0], bad], GenerationOptions(max_new_tokens=3), strict=True)
+
+
+def test_files_of_two_commands_are_not_put_together(
+    new_store: NewStore, tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = new_store()
+    options = GenerationOptions(max_new_tokens=5, batch=2)
+    for number, count in (("one", 6), ("two", 11)):
+        monkeypatch.setattr("sys.argv", ["specds", "generate", number])
+        generate(store, tiny, PROMPTS[:count], options)
+    shards = open_store(store.path).manifest.corpus
+    assert [(shard.documents, shard.provenance.command[-3:]) for shard in shards] == [(6, "one"), (5, "two")]
+
+
 def test_bad_rows_are_reported_and_the_others_done(new_store: NewStore, tiny: LanguageModel) -> None:
     bad = BadRow("bad", PromptError("row 1 is not JSON"))
     rows = [PROMPTS[0], bad, PROMPTS[1], prompt("empty", "", raw=True)]

@@ -6,9 +6,11 @@ import torch
 from specds.decode.contracts import Step
 from specds.decode.counters import Counters
 from specds.decode.drafters.none import Null
+from specds.decode.engine import Engine
 from specds.decode.loop import decode
 from specds.decode.target import HuggingFaceTarget
 from specds.decode.verifiers.greedy import Greedy
+from specds.errors import UsageError
 from specds.model import LanguageModel
 
 from ..conftest import STOP, VOCABULARY, make_model
@@ -112,6 +114,20 @@ def test_a_budget_of_nothing_is_plain_decoding() -> None:
     steps = run(model, Oracle(expected, VOCABULARY), PROMPT, 12, budget=0)
     assert text(steps) == expected
     assert all(len(step.draft) == 0 for step in steps)
+
+
+def test_requests_that_are_interleaved_do_not_mix_their_texts(tiny: LanguageModel) -> None:
+    engine = Engine(tiny, "pld")
+    alone = [step.tokens for step in engine.steps([9, 30, 12], 10)]
+    first, second = engine.steps([9, 30, 12], 10), engine.steps([50, 60], 10)
+    next(first)
+    next(second)
+    with pytest.raises(UsageError, match="another request"):
+        next(first)
+    list(second)
+    abandoned = engine.steps([50, 60], 10)
+    next(abandoned)
+    assert [step.tokens for step in engine.steps([9, 30, 12], 10)] == alone
 
 
 @pytest.mark.parametrize("kind", [Oracle, Wrong, Mixed])

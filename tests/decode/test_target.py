@@ -7,7 +7,7 @@ import torch
 from specds.decode.contracts import Forward
 from specds.decode.draft import chain, empty
 from specds.decode.target import HuggingFaceTarget, check_tree_attention
-from specds.errors import UnsupportedModel
+from specds.errors import CorruptStore, UnsupportedModel
 from specds.model import LanguageModel, wrap_model
 
 from ..conftest import FAMILIES, VOCABULARY, make_model
@@ -101,6 +101,34 @@ def test_models_without_a_cache_to_cut_are_refused() -> None:
         model = wrap_model(network, make_model().tokenizer, name="other", fingerprint="other")
         with pytest.raises(UnsupportedModel, match=reason):
             HuggingFaceTarget(model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_probe_passes_every_family_and_leaves_its_window(family: str) -> None:
+    model = make_model(family)
+    window = getattr(model.network.config, "sliding_window", None)
+    check_tree_attention(model)
+    assert getattr(model.network.config, "sliding_window", None) == window
+
+
+def test_a_model_with_a_window_that_its_attention_does_not_have_is_found_out() -> None:
+    """Its family is in no test, its configuration promises a window, and its own masks have none."""
+    model = make_model("llama")
+    model.network.config.sliding_window = 12
+    with pytest.raises(UnsupportedModel, match="other logits"):
+        check_tree_attention(model)
+    model.network.config.sliding_window = None
+    model.network.config.window_size = 12
+    with pytest.raises(UnsupportedModel, match="limited by window_size"):
+        check_tree_attention(model)
+
+
+@pytest.mark.parametrize("token", [VOCABULARY, 65_535, -1])
+def test_a_draft_of_tokens_that_the_model_does_not_have_is_refused(token: int, tiny: LanguageModel) -> None:
+    target = HuggingFaceTarget(tiny)
+    target.prefill([5, 6])
+    with pytest.raises(CorruptStore, match="token ids"):
+        target.forward(7, chain([8, token], [0.5, 0.5]))
 
 
 def test_a_model_that_ignores_positions_is_found_out() -> None:

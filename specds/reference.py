@@ -1,0 +1,65 @@
+"""transformers' own greedy generation: what lossless is measured against, and what a speedup is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specds.model import LanguageModel
+
+PLAIN: dict[str, Any] = {
+    "do_sample": False,
+    "num_beams": 1,
+    "temperature": None,
+    "top_p": None,
+    "top_k": None,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": None,
+    "min_length": 0,
+    "min_new_tokens": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "sequence_bias": None,
+    "exponential_decay_length_penalty": None,
+    "guidance_scale": None,
+}
+"""Arguments that keep a checkpoint's own generation settings (Qwen's repetition penalty…) out of `generate`:
+what `specds decode` writes is what the logits say."""
+
+
+def generate_plain(model: LanguageModel, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+    """The token ids that `model.generate(do_sample=False)` puts after a prompt, a stop token included."""
+    import torch
+
+    output = model.network.generate(
+        torch.tensor([list(prompt)], device=model.device),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=model.device),
+        max_new_tokens=max_new_tokens,
+        eos_token_id=sorted(model.stop_tokens) or None,
+        pad_token_id=min(model.stop_tokens, default=0),
+        **PLAIN,
+    )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+def lead(model: LanguageModel, tokens: Sequence[int]) -> float:
+    """By how much the likeliest next token leads the second, in logits: near 0, rounding decides between them."""
+    import torch
+
+    with torch.inference_mode():
+        logits = model.network(torch.tensor([list(tokens)], device=model.device), use_cache=False).logits[0, -1]
+    best = torch.topk(logits.float(), 2).values
+    return float(best[0] - best[1])
+
+
+def until_stop(tokens: list[int], stop_tokens: Collection[int]) -> list[int]:
+    """The tokens up to the first stop token, which is kept."""
+    for index, token in enumerate(tokens):
+        if token in stop_tokens:
+            return tokens[: index + 1]
+    return tokens
