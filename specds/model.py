@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
+import io
 import json
 import os
 import re
@@ -199,59 +201,67 @@ def _is_complete(home: Path) -> bool:
 
 
 def _convert(gguf: Path, home: Path) -> None:
-    """De-quantise into a directory of its own, then rename: two processes that start together both succeed."""
+    """De-quantise into a directory of its own, then rename: nobody sees half a model.
+
+    One process at a time; of several that start together the others wait, and find it done.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with (home.parent / f".{home.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is_complete(home):
+                return
+            for left in home.parent.glob(f".{home.name}.*.tmp"):  # by processes that were killed
+                shutil.rmtree(left, ignore_errors=True)
+            work = Path(tempfile.mkdtemp(prefix=f".{home.name}.", suffix=".tmp", dir=home.parent))
+            try:
+                _write_converted(gguf, work)
+                if home.is_dir() and not home.is_symlink():  # a damaged leftover
+                    shutil.rmtree(home)
+                else:
+                    home.unlink(missing_ok=True)
+                work.rename(home)
+                sync_directory(home.parent)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{gguf.name} could not be cached in {home.parent}: {first_line(error)}",
+            "free some space, or set XDG_CACHE_HOME to another place",
+        ) from error
+    except Exception as error:  # the GGUF reader trusts the file and raises whatever comes of it
+        raise ModelError(
+            f"{gguf} does not load: {first_line(error)}", "transformers must support this GGUF architecture"
+        ) from error
+
+
+def _write_converted(gguf: Path, work: Path) -> None:
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    try:
-        home.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
-    except OSError as error:
-        raise ModelError(f"the model cache {home.parent} is not writable: {error}", "set XDG_CACHE_HOME") from error
-    try:
-        with _quiet_transformers():
-            source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-            tokenizer = AutoTokenizer.from_pretrained(**source)
-            network = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-            tied = set(getattr(network, "_tied_weights_keys", None) or []) if network.config.tie_word_embeddings else {}
-            weights = {key: value.contiguous() for key, value in network.state_dict().items() if key not in tied}
-            config = network.config
-            if hasattr(config, "quantization_config"):
-                del config.quantization_config
-            config.architectures = [type(network).__name__]
-            save_file(weights, work / "model.safetensors", metadata={"format": "pt"})
-            config.save_pretrained(work)
-            network.generation_config.save_pretrained(work)
-            tokenizer.save_pretrained(work)
-        sizes = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
-        (work / _CACHE_MARK).write_text(json.dumps({"source": gguf.name, "sizes": sizes}, indent=1))
-        for path in work.iterdir():
-            sync_file(path)
-        _install(work, home)
-    except OSError as error:
-        raise ModelError(f"{gguf.name} could not be cached in {home.parent}: {error}", "set XDG_CACHE_HOME") from error
-    except Exception as error:  # the GGUF reader trusts the file and raises whatever comes of it
-        reason = first_line(error)
-        raise ModelError(
-            f"{gguf} does not load: {reason}", "transformers must support this GGUF architecture"
-        ) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _install(work: Path, home: Path) -> None:
-    try:
-        work.rename(home)
-    except OSError:
-        # The name is taken: by another process that finished first, or by a damaged leftover.
-        if _is_complete(home):
-            return
-        grave = Path(tempfile.mkdtemp(prefix=f".{home.name}.old.", dir=home.parent))
-        home.rename(grave / "old")
-        work.rename(home)
-        shutil.rmtree(grave, ignore_errors=True)
-    sync_directory(home.parent)
+    # The reader's progress bar listens to no switch.
+    with _quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
+        source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        network = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    with _quiet_transformers():
+        tied = set(getattr(network, "_tied_weights_keys", None) or []) if network.config.tie_word_embeddings else {}
+        weights = {key: value.contiguous() for key, value in network.state_dict().items() if key not in tied}
+        config = network.config
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        config.architectures = [type(network).__name__]
+        save_file(weights, work / "model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(work)
+        network.generation_config.save_pretrained(work)
+        tokenizer.save_pretrained(work)
+    sizes = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
+    (work / _CACHE_MARK).write_text(json.dumps({"source": gguf.name, "sizes": sizes}, indent=1))
+    for path in work.iterdir():
+        sync_file(path)
 
 
 def _download(name: str, revision: str | None, patterns: list[str]) -> Path:

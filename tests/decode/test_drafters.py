@@ -121,14 +121,6 @@ def test_prompts_that_do_not_fit_are_refused(model: LanguageModel, tokens: list[
         Engine(model).steps(tokens, 5)
 
 
-def test_a_text_ends_where_the_context_does(model: LanguageModel) -> None:
-    for length in (250, 255):
-        prompt = [(7 * number) % 120 + 5 for number in range(length)]
-        for name in ("none", "pld"):
-            steps = list(Engine(model, name).steps(prompt, 50))
-            assert sum(len(step.tokens) for step in steps) == 256 - length
-
-
 def reference_pld(tokens: list[int], options: PromptLookup.Options) -> list[int]:
     for size in range(options.max_ngram, options.min_ngram - 1, -1):
         for at in range(len(tokens) - size):

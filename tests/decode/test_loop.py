@@ -3,17 +3,22 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specds.datastore.build_dense import DenseOptions, build_dense
+from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.suffix import build_suffix
 from specds.decode.contracts import Step
 from specds.decode.counters import Counters
+from specds.decode.drafters import DRAFTERS
 from specds.decode.drafters.none import Null
 from specds.decode.engine import Engine
 from specds.decode.loop import decode
+from specds.decode.registry import load
 from specds.decode.target import HuggingFaceTarget
 from specds.decode.verifiers.greedy import Greedy
 from specds.errors import UsageError
 from specds.model import LanguageModel
 
-from ..conftest import STOP, VOCABULARY, make_model
+from ..conftest import STOP, VOCABULARY, fill, make_model
 from .drafts import Mixed, Oracle, Scripted, Wrong
 
 PROMPT = [9, 30, 12, 5, 77, 64, 9, 30]
@@ -128,6 +133,71 @@ def test_requests_that_are_interleaved_do_not_mix_their_texts(tiny: LanguageMode
     abandoned = engine.steps([50, 60], 10)
     next(abandoned)
     assert [step.tokens for step in engine.steps([9, 30, 12], 10)] == alone
+
+
+class Places:
+    """Notes the furthest position that a network is asked about."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.furthest = -1
+        self._hook = model.network.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def __enter__(self) -> Places:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._hook.remove()
+
+    def _note(self, network: object, arguments: object, named: dict[str, torch.Tensor]) -> None:
+        self.furthest = max(self.furthest, int(named["position_ids"].max()))
+
+
+CONTEXT = 64
+LENGTHS = (20, 50, 60, 62, 63)
+
+
+@pytest.fixture(scope="module")
+def confined() -> LanguageModel:
+    """A model with a short context and so few tokens that it repeats itself, and a prompt lookup is often right."""
+    return make_model(seed=2, stop=False, vocab_size=16, max_position_embeddings=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory, confined: LanguageModel) -> Store:
+    """A store with the model's own texts up to the end of its context, and both indexes."""
+    store = create_store(tmp_path_factory.mktemp("crowded") / "own.ds", confined.tokenizer)
+    prompts = [long_prompt(length, seed) for length in LENGTHS for seed in range(3)]
+    fill(store, [(prompt, generate(confined, prompt, CONTEXT - len(prompt))) for prompt in prompts])
+    build_suffix(open_store(store.path))
+    build_dense(open_store(store.path), confined, DenseOptions(index="faiss", dims=16))
+    return open_store(store.path)
+
+
+def long_prompt(length: int, seed: int) -> list[int]:
+    return [(5 + 7 * seed + 7 * (number % 9)) % 16 for number in range(length)]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_text_that_fills_the_context_is_that_of_generate(name: str, confined: LanguageModel, crowded: Store) -> None:
+    """Drafts go as far as the last position and never beyond it."""
+    stores = [crowded] if load(DRAFTERS, name, "drafter").index else []
+    total, in_last = Counters(), 0
+    for budget in (3, 64):
+        engine = Engine(confined, name, stores=stores, budget=budget)
+        for length in LENGTHS:
+            for seed in range(3):
+                prompt = long_prompt(length, seed)
+                with Places(confined) as places:
+                    steps = list(engine.steps(prompt, 10 * CONTEXT))
+                assert text(steps) == generate(confined, prompt, CONTEXT - length), (length, seed, budget)
+                # The last token is committed and not looked at.
+                assert places.furthest == CONTEXT - 2
+                total += Counters.of(steps)
+                in_last += steps[-1].accepted
+    if name != "none":
+        assert total.accepted > 50
+        # Some text ended inside an accepted block.
+        assert in_last > 0
 
 
 @pytest.mark.parametrize("kind", [Oracle, Wrong, Mixed])

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from specds.decode.contracts import Step
 from specds.decode.draft import Draft
 from specds.decode.drafters.none import Null
 from specds.decode.loop import decode
@@ -17,7 +16,7 @@ from specds.model import LanguageModel
 from specds.sampling import Noise, Sampling, pick, warp
 
 from ..conftest import VOCABULARY, make_model
-from .drafts import Mixed, Oracle, Wrong
+from .drafts import Mixed, Oracle, Scripted, Wrong
 
 PROMPT = [9, 30, 12, 5, 77, 64]
 
@@ -54,18 +53,27 @@ def test_seeds_samples_and_prompts_give_different_texts() -> None:
     assert len(texts) == 9
 
 
-def exact(model: LanguageModel, sampling: Sampling, tokens: list[int]) -> np.ndarray:
-    """The model's distribution of the next token, by softmax over transformers' own warped logits."""
+def exact_rows(model: LanguageModel, sampling: Sampling, texts: list[list[int]]) -> np.ndarray:
+    """float64[texts, vocabulary]: the next token's distribution by softmax over transformers' own warped logits.
+
+    Args:
+        texts: of equal length.
+    """
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     with torch.inference_mode():
-        scores = model.network(torch.tensor([tokens])).logits[:, -1].float()
+        scores = model.network(torch.tensor(texts), use_cache=False).logits[:, -1].float()
         scores = TemperatureLogitsWarper(sampling.temperature)(None, scores)
         if sampling.top_k:
             scores = TopKLogitsWarper(sampling.top_k)(None, scores)
         if sampling.top_p < 1:
             scores = TopPLogitsWarper(sampling.top_p)(None, scores)
-    return torch.softmax(scores[0].double(), -1).numpy()
+    return torch.softmax(scores.double(), -1).numpy()
+
+
+def exact(model: LanguageModel, sampling: Sampling, tokens: list[int]) -> np.ndarray:
+    """`exact_rows` for one text."""
+    return exact_rows(model, sampling, [tokens])[0]
 
 
 @pytest.mark.parametrize("settings", [(0.7, 0, 0.95), (1.0, 0, 1.0), (2.0, 7, 0.9)])
@@ -81,42 +89,109 @@ def test_warping_is_that_of_transformers(settings: tuple[float, int, float]) -> 
         assert np.abs(mine - exact(model, sampling, [token, 9])).max() < 1e-6
 
 
-@pytest.mark.parametrize("kind", [Oracle, Wrong, Mixed])
-def test_the_first_three_tokens_are_distributed_as_the_model_says(kind: type) -> None:
-    """Chi-square over 2,400 draws, for drafts that are right, wrong, and mixed."""
-    model = make_model(stop=False, vocab_size=16)
-    prompt = [9, 3, 12]
-    sampling = Sampling(1.4, top_p=0.95)
-    target = HuggingFaceTarget(model)
-    likely = np.argsort(-exact(model, sampling, prompt))[:1]
-    counts: Counter[tuple[int, ...]] = Counter()
-    draws = 2_400
-    for draw in range(draws):
-        # A guess that is right about as often as the model is sure, and wrong otherwise.
-        drafter = kind([*map(int, likely), 3, 5, 7], 16, draw)
-        steps = decode(
-            target,
-            drafter,
-            make_verifier("sampling", sampling, prompt, draw),
-            prompt,
-            max_new_tokens=3,
-            budget=6,
+SMALL = 8
+DRAWS = 2_000
+DRAWN = Sampling(1.2, top_p=0.95)
+START = [5, 3, 6]
+DRAWN_TOKENS = 5
+
+
+@pytest.fixture(scope="module")
+def small() -> LanguageModel:
+    """A model that can be asked for the probability of every short text."""
+    return make_model(stop=False, vocab_size=SMALL, num_hidden_layers=1, hidden_size=16)
+
+
+@pytest.fixture(scope="module")
+def following(small: LanguageModel) -> list[np.ndarray]:
+    """For lengths n from 0 to 4: float64[8, …, 8] with n + 1 axes, the next token's distribution after every n."""
+    tables = []
+    for length in range(DRAWN_TOKENS):
+        texts = [[*START, *text] for text in np.ndindex((SMALL,) * length)]
+        tables.append(exact_rows(small, DRAWN, texts).reshape((SMALL,) * (length + 1)))
+    return tables
+
+
+@pytest.fixture(scope="module")
+def joint(following: list[np.ndarray]) -> np.ndarray:
+    """float64[8, 8, 8]: the probability of every first three tokens."""
+    one, two, three = following[:3]
+    return one[:, None, None] * two[:, :, None] * three
+
+
+@pytest.fixture(scope="module")
+def undrafted(following: list[np.ndarray]) -> list[list[int]]:
+    """What plain sampling writes with the noise of each draw, token by token: the Gumbel-max trick by the book."""
+    texts = []
+    with np.errstate(divide="ignore"):
+        scores = [np.log(table) for table in following]
+    for draw in range(DRAWS):
+        noise, text = Noise.of(DRAWN.seed, START, draw), list[int]()
+        for length, table in enumerate(scores):
+            gumbel = noise.gumbel(len(START) + length, np.arange(SMALL), SMALL)
+            text.append(int(np.argmax(table[tuple(text)] + gumbel)))
+        texts.append(text)
+    return texts
+
+
+def fits(texts: list[list[int]], joint: np.ndarray) -> list[float]:
+    """p-values of chi-square tests of the first token, the first two and the first three, each taken together.
+
+    What is expected less than 5 times counts as one.
+    """
+    values = []
+    for length, cells in ((1, 7), (2, 40), (3, 100)):
+        expected = joint.sum(tuple(range(length, 3))) * len(texts)
+        counts = np.zeros_like(expected)
+        np.add.at(counts, tuple(np.array(texts)[:, :length].T), 1)
+        assert not counts[expected == 0].any(), "a token came that top-p leaves out"
+        rare = expected < 5
+        observed, predicted = (
+            np.append(table[~rare], table[rare].sum()) if expected[rare].sum() >= 5 else table[expected > 0]
+            for table in (counts, expected)
         )
-        counts[tuple(token for step in steps for token in step.tokens)] += 1
-    expected: dict[tuple[int, ...], float] = {}
-    first = exact(model, sampling, prompt)
-    for one in np.flatnonzero(first):
-        second = exact(model, sampling, [*prompt, int(one)])
-        for two in np.flatnonzero(second):
-            third = exact(model, sampling, [*prompt, int(one), int(two)])
-            for three in np.flatnonzero(third):
-                expected[(int(one), int(two), int(three))] = first[one] * second[two] * third[three] * draws
-    assert set(counts) <= set(expected)
-    common = [key for key, value in expected.items() if value >= 5]
-    observed = [counts[key] for key in common] + [sum(v for k, v in counts.items() if k not in set(common))]
-    predicted = [expected[key] for key in common] + [sum(v for k, v in expected.items() if k not in set(common))]
-    assert len(common) > 20
-    assert stats.chisquare(observed, np.array(predicted) * sum(observed) / sum(predicted)).pvalue > 1e-3
+        assert len(predicted) >= cells
+        values.append(float(stats.chisquare(observed, predicted).pvalue))
+    return values
+
+
+@pytest.mark.parametrize("kind", [Oracle, Wrong, Mixed])
+def test_the_first_three_tokens_are_distributed_as_the_model_says(
+    kind: type[Scripted], small: LanguageModel, joint: np.ndarray, undrafted: list[list[int]]
+) -> None:
+    """2,000 draws, with drafts that are always right, always wrong, or trees of right and wrong branches."""
+    target = HuggingFaceTarget(small)
+    texts, steps = [], list[Step]()
+    for draw, plain in enumerate(undrafted):
+        drafter, verifier = kind(plain, SMALL, draw), make_verifier("sampling", DRAWN, START, draw)
+        one = list(
+            decode(target, drafter, verifier, START, max_new_tokens=DRAWN_TOKENS, budget=6)  # type: ignore[arg-type]
+        )
+        texts.append([token for step in one for token in step.tokens])
+        steps += one
+    assert min(fits(texts, joint)) > 1e-3
+    assert {len(text) for text in texts} == {DRAWN_TOKENS}
+    # The drafts must have been what they are called.
+    if kind is Oracle:
+        # The prompt's pass gives one token; the next one has three drafted and adds its own.
+        assert [step.accepted for step in steps] == [0, 3] * DRAWS
+    elif kind is Wrong:
+        assert [step.accepted for step in steps] == [0] * DRAWN_TOKENS * DRAWS
+        # Nothing can be drafted for the first token, which the prompt's pass gives, and for the last.
+        assert sum(len(step.draft) > 0 for step in steps) == (DRAWN_TOKENS - 2) * DRAWS
+    else:
+        drafted = [step for step in steps if len(step.draft)]
+        accepting = [step for step in drafted if step.accepted]
+        assert 0.5 < len(accepting) / len(drafted) < 0.97
+        forked = [step for step in accepting if len(set(step.draft.parents.tolist())) < len(step.draft)]
+        assert len(forked) > 0.3 * len(drafted)
+
+
+def test_the_chi_square_test_notices_another_temperature(joint: np.ndarray, undrafted: list[list[int]]) -> None:
+    assert min(fits(undrafted, joint)) > 1e-3
+    # What a temperature of 1.7 gives, near enough.
+    hotter = joint**0.7
+    assert min(fits(undrafted, hotter / hotter.sum())) < 1e-6
 
 
 def test_noise_is_a_function_of_seed_prompt_sample_and_position() -> None:

@@ -63,14 +63,23 @@ def test_greedy_texts_are_those_of_generate(
     assert total.tokens == sum(map(len, expected.values()))
 
 
-def test_sampled_texts_do_not_depend_on_the_drafter(smollm: LanguageModel, own_store: Store) -> None:
-    for temperature, top_p in ((0.7, 0.95), (1.0, 1.0)):
-        sampling = Sampling(temperature, top_p=top_p, seed=11)
-        for prompt in PROMPTS[::8]:
-            texts = {
-                name: Engine(
-                    smollm, name, stores=[own_store] if load(DRAFTERS, name, "drafter").index else [], sampling=sampling
-                ).answer(prompt, 32)
-                for name in DRAFTERS
-            }
-            assert len({answer.turns[0].tokens for answer in texts.values()}) == 1
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 0.95), (1.0, 1.0)])
+def test_sampled_texts_are_those_of_plain_sampling(
+    temperature: float, top_p: float, smollm: LanguageModel, own_store: Store
+) -> None:
+    """For a prompt that the store knows, one that it does not, and one whose answer stands in it."""
+    sampling = Sampling(temperature, top_p=top_p, seed=11)
+    prompts = PROMPTS[::8]
+    texts: dict[str, list[tuple[int, ...]]] = {}
+    accepted: dict[str, int] = {}
+    for name in DRAFTERS:
+        stores = [own_store] if load(DRAFTERS, name, "drafter").index else []
+        engine = Engine(smollm, name, stores=stores, sampling=sampling)
+        assert engine.lossless
+        answers = [engine.answer(prompt, 32) for prompt in prompts]
+        texts[name] = [answer.turns[0].tokens for answer in answers]
+        accepted[name] = sum(answer.counters.accepted for answer in answers)
+    assert {name: text for name, text in texts.items() if text != texts["none"]} == {}
+    # It was sampling, and drafts were at work.
+    assert texts["none"][0] != Engine(smollm).answer(prompts[0], 32).turns[0].tokens
+    assert {name for name, count in accepted.items() if count} == {*DRAFTERS} - {"none"}
