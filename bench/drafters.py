@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--store", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--methods", default="none,pld")
-    parser.add_argument("--budget", type=int, help="default: the engine's, by device")
+    parser.add_argument("--budget", type=int, help="default: as many as pay for themselves")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--model", default="smollm2-135m")

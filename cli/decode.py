@@ -41,9 +41,7 @@ def decode(
     verifier: Annotated[
         str, typer.Option(help="greedy, sampling, or auto: greedy at temperature 0, else sampling.")
     ] = "auto",
-    budget: Annotated[
-        int | None, typer.Option(min=0, help="Most draft tokens verified in one step; default: 8 on a CPU, else 32.")
-    ] = None,
+    budget: options.Budget = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
@@ -54,6 +52,7 @@ def decode(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    runtime: options.Runtime = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
     format: Annotated[str | None, typer.Option(help="jsonl, parquet or text; default: by the file's name.")] = None,
     prompt_field: Annotated[str, typer.Option(help="The field that holds a single prompt.")] = "prompt",
@@ -94,6 +93,7 @@ def decode(
     from specds.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)
+    options.budget(budget)
     chosen = options.settings(set_option or [])
     if drafter is not None:
         parse_options(find(DRAFTERS, drafter, "drafter").Options, chosen, f"drafter {drafter}")
@@ -117,7 +117,9 @@ def decode(
     if store and index:
         # Once more: loading takes a while, and a writer may have replaced an index meanwhile.
         stores = _open(store, language_model.tokenizer)
-    engine = Engine(language_model, drafter, chosen, stores if index else [], verifier, sampling, budget)
+    engine = Engine(
+        language_model, drafter, chosen, stores if index else [], verifier, sampling, options.budget(budget), runtime
+    )
     if not quiet:
         _remark(note, stores, drafter, index)
     total, prompts, failed = Counters(), 0, 0

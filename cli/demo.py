@@ -27,9 +27,7 @@ def demo(
     threads: options.Threads = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
     prompts: Annotated[int, typer.Option(min=1, help="How many of the new prompts are decoded.")] = 8,
-    budget: Annotated[
-        int | None, typer.Option(min=0, help="Most draft tokens verified in one step; default: 8 on a CPU, else 32.")
-    ] = None,
+    budget: options.Budget = "auto",
 ) -> None:
     """Run the whole pipeline on prompts that come with specds.
 
@@ -44,6 +42,7 @@ def demo(
     from specds.datastore.store import create_store, open_store
     from specds.model import cache_directory
 
+    most = options.budget(budget)
     language_model = options.load(model, None, dtype, device, threads, False)
 
     from specds.datastore.build_dense import build_dense
@@ -77,9 +76,7 @@ def demo(
     asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:prompts]
     note(f"4. decode: {len(asked)} new prompts, greedy, at most {max_new_tokens} tokens each, every drafter in turn")
     engines = {
-        name: Engine(
-            language_model, name, stores=[store] if find(DRAFTERS, name, "drafter").index else [], budget=budget
-        )
+        name: Engine(language_model, name, stores=[store] if find(DRAFTERS, name, "drafter").index else [], budget=most)
         for name in DRAFTERS
     }
     answers: dict[str, list[Answer]] = {name: [] for name in engines}

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specds.cli import build_dense, build_suffix, decode, demo, drafters, generate, ingest, inspect, verify
+from specds.cli import build_dense, build_suffix, decode, demo, drafters, generate, ingest, inspect, profile, verify
 from specds.cli.render import printable
 from specds.errors import SpecdsError
 from specds.version import __version__
@@ -36,6 +36,7 @@ app.command("build-suffix")(build_suffix.build_suffix)
 app.command("build-dense")(build_dense.build_dense)
 app.command("decode")(decode.decode)
 app.command("drafters")(drafters.drafters)
+app.command("profile")(profile.profile)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("demo")(demo.demo)

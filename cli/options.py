@@ -42,6 +42,20 @@ TrustRemoteCode = Annotated[
         rich_help_panel="Model",
     ),
 ]
+Runtime = Annotated[
+    str,
+    typer.Option(
+        help="How the model is run: cpu (Llama-like, float32), generic (transformers), or auto: the fastest that can.",
+        rich_help_panel="Model",
+    ),
+]
+Budget = Annotated[
+    str,
+    typer.Option(
+        metavar="N|auto",
+        help="Most draft tokens verified in one step; auto: as many as pay for themselves on this machine.",
+    ),
+]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.", rich_help_panel="Sampling")]
 TopP = Annotated[
     float,
@@ -69,6 +83,31 @@ def load(
             revision=revision,
             trust_remote_code=trust_remote_code,
         )
+
+
+def budget(text: str) -> int | None:
+    """A number of draft tokens; None for `auto`.
+
+    Raises:
+        UsageError: neither.
+    """
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f"--budget is {text!r}", "a number, 0 or more, or auto")
+    return int(text)
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """Ascending positive numbers from `1,2,4`.
+
+    Raises:
+        UsageError: something else.
+    """
+    words = text.split(",")
+    if not all(word.strip().isascii() and word.strip().isdigit() and int(word) > 0 for word in words):
+        raise UsageError(f"{name} is {text!r}", "positive numbers with commas between them")
+    return sorted({int(word) for word in words})
 
 
 def settings(pairs: Sequence[str]) -> dict[str, str]:

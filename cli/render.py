@@ -15,6 +15,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from specds.datastore.manifest import Segment
     from specds.datastore.store import Store
+    from specds.decode.cost import CostCurve
     from specds.decode.counters import Counters
 
 _PLAIN_WIDTH = 120
@@ -123,6 +124,24 @@ def comparison(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def cost_curve(title: str, curve: CostCurve) -> None:
+    """T(n) as a table and a plot. Goes to stdout: it is what was asked for."""
+    out = screen(stderr=False)
+    table = Table(title=f"T(n): {title}", title_justify="left")
+    table.add_column("rows", justify="right")
+    for context in curve.contexts:
+        table.add_column(f"ms behind {context:,}", justify="right")
+        table.add_column("× T(1)", justify="right")
+    longest = float(curve.seconds[-1, -1])
+    table.add_column(f"behind {curve.contexts[-1]:,}")
+    for place, count in enumerate(curve.rows):
+        cells = []
+        for line in curve.seconds:
+            cells += [f"{line[place] * 1e3:.2f}", f"{line[place] / line[0]:.2f}"]
+        table.add_row(str(count), *cells, "█" * max(1, round(30 * float(curve.seconds[-1, place]) / longest)))
+    out.print(table)
 
 
 def store_record(store: Store) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def build_dense(
         store = Store(store.path, writer.manifest)
         require_tokens(store)
         stream = token_stream(store)
-        width = model.network.config.get_text_config().hidden_size
+        width = model.config.hidden_size
         plan = _Plan.of(stream, min(options.max_length or model.context_length, model.context_length))
         if not 1 <= options.dims <= min(width, plan.keys):
             most = min(width, plan.keys)
@@ -163,7 +163,7 @@ def _embed_corpus(
     progress: Callable[[str, int, int], None],
 ) -> Normalizer:
     """Fill `keys` in place; returns the normalizer fitted on the way."""
-    width = model.network.config.get_text_config().hidden_size
+    width = model.config.hidden_size
     order = np.random.default_rng(0).permutation(len(plan.lengths))
     drawn = int(np.searchsorted(np.cumsum(plan.lengths[order]), min(options.sample, plan.keys))) + 1
     sample, rest = order[:drawn], order[drawn:]

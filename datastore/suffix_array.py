@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specds.datastore.jit import compiled, int64, prefetch
+from specds.jit import compiled, int64, prefetch
 
 Array = npt.NDArray[Any]
 

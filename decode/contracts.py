@@ -120,10 +120,13 @@ class Target(Protocol):
     """The model whose text is wanted, with its key-value cache for one request."""
 
     def prefill(self, tokens: Sequence[int]) -> Forward:
-        """Start a request: one pass over the prompt; logits and hidden state of its last token only."""
+        """Start a request: what of the prompt is not in the cache yet; logits and hidden state of its last token."""
 
     def forward(self, last: int, draft: Draft) -> Forward:
-        """One masked pass over the last committed token and the draft; the cache grows by n + 1 entries."""
+        """One masked pass over the last committed token and the draft, put into the cache behind the committed text.
+
+        Its results are valid until the next pass. A draft that is not committed is forgotten.
+        """
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the last token's cache entry and those of the accepted path; forget the rest of the draft."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specds.errors import CorruptStore
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -28,6 +30,19 @@ class Draft:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def check_tokens(self, vocabulary: int) -> None:
+        """Refuse tokens that the model does not have.
+
+        Raises:
+            CorruptStore: there is one; it can only come from a damaged datastore.
+        """
+        if len(self) and not 0 <= int(self.tokens.min()) <= int(self.tokens.max()) < vocabulary:
+            raise CorruptStore(
+                f"a draft holds token ids from {self.tokens.min()} to {self.tokens.max()}, "
+                f"and the model has {vocabulary:,}",
+                "`specds verify` finds the datastore that is damaged",
+            )
 
     def depths(self) -> NDArray[np.int32]:
         """int32[n]: 1 for children of the last committed token, and so on down."""
@@ -64,7 +79,12 @@ class Draft:
             return self
         # A child is never likelier than its parent and never before it, so a stable order keeps trees whole.
         order = np.lexsort((np.arange(len(self)), -self.path_probability()))
-        kept = np.sort(order[fits[order]][: max(budget, 0)])
+        return self.keep(np.sort(order[fits[order]][: max(budget, 0)]))
+
+    def keep(self, kept: NDArray[np.int64]) -> Draft:
+        """Only some nodes, by ascending index; with each node its parent must be kept."""
+        if len(kept) == len(self):
+            return self
         renumber = np.full(len(self) + 1, -1, dtype=np.int32)
         renumber[kept] = np.arange(len(kept))
         return Draft(
@@ -73,6 +93,14 @@ class Draft:
             self.score[kept],
             None if self.q is None else self.q[kept],
         )
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts begin with together."""
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return index
+    return min(len(one), len(other))
 
 
 def empty() -> Draft:

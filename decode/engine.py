@@ -8,26 +8,18 @@ from typing import Any
 
 from specds.datastore.prompts import Message, Prompt
 from specds.datastore.store import Store
-from specds.decode.contracts import Drafter, Signal, Step
+from specds.decode import cost
+from specds.decode.budget import Auto, Budget, Fixed
+from specds.decode.contracts import Drafter, Signal, Step, Target
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
 from specds.decode.loop import decode
 from specds.decode.registry import load, parse_options
-from specds.decode.target import HuggingFaceTarget, check_tree_attention
+from specds.decode.targets import choose_runtime, make_target
 from specds.decode.verifiers import make_verifier
 from specds.errors import CorruptStore, PromptError, UsageError
 from specds.model import LanguageModel
 from specds.sampling import Sampling
-
-# Most draft nodes a step where none are asked for: measured on two CPU cores; on a GPU rows are nearly free.
-CPU_BUDGET = 8
-GPU_BUDGET = 32
-
-# Families whose trees the tests compare with plain decoding; any other is checked when an engine is made.
-_TESTED = {
-    f"{family}ForCausalLM"
-    for family in ("Llama", "Qwen2", "Qwen3", "Mistral", "Gemma", "Gemma2", "Gemma3", "Phi", "Phi3", "GPTNeoX")
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +70,9 @@ class Engine:
         stores: where a retrieving drafter looks; each needs the index that the drafter reads.
         verifier: `auto`, or a name in the verifiers' registry.
         sampling: greedy by default.
-        budget: the most draft nodes a step; None: 8 on a CPU, 32 elsewhere.
+        budget: the most draft nodes a step; None: as many as pay for themselves on this machine, by the cost curve
+            that `specds profile` left, or by one measured now in a second or two.
+        runtime: a name in the targets' registry, or `auto`: the fastest that can run the model.
 
     One request at a time: the key-value cache is the engine's. Beginning another ends the one before.
 
@@ -95,16 +89,16 @@ class Engine:
     verifier: str = "auto"
     sampling: Sampling = field(default_factory=Sampling)
     budget: int | None = None
+    runtime: str = "auto"
     _class: Any = field(init=False, repr=False)
     _options: Any = field(init=False, repr=False)
     _indexes: list[Any] = field(init=False, repr=False)
-    _target: HuggingFaceTarget = field(init=False, repr=False)
+    _budget: Budget = field(init=False, repr=False)
+    _target: Target = field(init=False, repr=False)
     _request: object = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        if self.budget is None:
-            self.budget = CPU_BUDGET if self.model.device.type == "cpu" else GPU_BUDGET
-        if self.budget < 0:
+        if self.budget is not None and self.budget < 0:
             raise UsageError(f"--budget is {self.budget}", "0 (no drafts) or more")
         self._class = load(DRAFTERS, self.drafter, "drafter")
         self._options = parse_options(self._class.Options, self.drafter_options, f"drafter {self.drafter}")
@@ -115,9 +109,17 @@ class Engine:
             )
         self._indexes = [self._index(store) for store in self.stores]
         make_verifier(self.verifier, self.sampling, ())
-        if type(self.model.network).__name__ not in _TESTED:
-            check_tree_attention(self.model)
-        self._target = HuggingFaceTarget(self.model, hidden=Signal.HIDDEN in self._class.needs)
+        runtime = choose_runtime(self.model, self.runtime)
+        self._target = make_target(self.model, runtime, hidden=Signal.HIDDEN in self._class.needs)
+
+        self._budget = self._make_budget(runtime)
+
+    def _make_budget(self, runtime: str) -> Budget:
+        if self.budget is not None:
+            return Fixed(self.budget)
+        if self.drafter == "none":
+            return Fixed(0)
+        return Auto(cost.known(self._target, self.model, runtime))
 
     @property
     def lossless(self) -> bool:
@@ -139,14 +141,13 @@ class Engine:
             PromptError: no tokens, or as many as the model's context holds or more.
         """
         self._check_prompt(tokens)
-        assert self.budget is not None, "set when the engine was made"
         steps = decode(
             self._target,
             self.make_drafter(),
             make_verifier(self.verifier, self.sampling, tokens, sample),
             tokens,
             max_new_tokens=min(max_new_tokens, self.model.context_length - len(tokens)),
-            budget=self.budget,
+            budget=self._budget,
             stop_tokens=self.model.stop_tokens,
         )
         return self._exclusive(steps)
@@ -196,9 +197,9 @@ class Engine:
     def _check_prompt(self, tokens: Sequence[int]) -> None:
         if not tokens:
             raise PromptError("the prompt has no tokens", "give it some text")
-        if max(tokens) >= self._target.vocabulary:
+        if max(tokens) >= self.model.config.vocab_size:
             raise PromptError(
-                f"the prompt has token id {max(tokens):,}, and {self.model.name} knows {self._target.vocabulary:,}",
+                f"the prompt has token id {max(tokens)}, and {self.model.name} knows {self.model.config.vocab_size}",
                 "the tokenizer is not the model's",
             )
         if len(tokens) >= self.model.context_length:

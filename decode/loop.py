@@ -7,6 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
+from specds.decode.budget import Budget
 from specds.decode.contracts import Drafter, Forward, Signal, Signals, Step, Target, Verdict, Verifier
 from specds.decode.draft import empty
 from specds.reference import until_stop
@@ -19,7 +20,7 @@ def decode(
     prompt: Sequence[int],
     *,
     max_new_tokens: int,
-    budget: int,
+    budget: Budget,
     stop_tokens: Collection[int] = (),
 ) -> Iterator[Step]:
     """Generate from a prompt, one step (one forward pass of the target) at a time.
@@ -30,7 +31,7 @@ def decode(
     Args:
         prompt: at least one token id.
         max_new_tokens: at least 1.
-        budget: the most draft nodes a step.
+        budget: cuts drafts to size.
         stop_tokens: ids that end the text; the one that does is committed.
     """
     began = perf_counter()
@@ -52,8 +53,10 @@ def decode(
             return
         began = perf_counter()
         drafter.observe(step)
+        budget.observe(step)
         # The target adds a token of its own, so a draft deeper than what is left less one cannot be used.
-        draft = drafter.propose(budget).trim(budget, depth=max_new_tokens - produced - 1)
+        draft = drafter.propose(budget.most).trim(budget.most, depth=max_new_tokens - produced - 1)
+        draft = budget.fit(draft, len(prompt) + produced - 1)
         drafted = perf_counter()
         forward = target.forward(tokens[-1], draft)
         forwarded = perf_counter()

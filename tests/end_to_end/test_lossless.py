@@ -46,21 +46,27 @@ def expected(smollm: LanguageModel) -> dict[str, list[int]]:
     return texts
 
 
+@pytest.mark.parametrize(("runtime", "prompts"), [("cpu", PROMPTS), ("generic", PROMPTS[::3])], ids=["cpu", "generic"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_texts_are_those_of_generate(
-    name: str, smollm: LanguageModel, own_store: Store, expected: dict[str, list[int]]
+    name: str,
+    runtime: str,
+    prompts: list[Prompt],
+    smollm: LanguageModel,
+    own_store: Store,
+    expected: dict[str, list[int]],
 ) -> None:
     needs_store = load(DRAFTERS, name, "drafter").index is not None
-    engine = Engine(smollm, name, stores=[own_store] if needs_store else [])
+    engine = Engine(smollm, name, stores=[own_store] if needs_store else [], budget=8, runtime=runtime)
     total = Counters()
-    for prompt in PROMPTS:
+    for prompt in prompts:
         answer = engine.answer(prompt, LENGTH)
         assert list(answer.turns[0].tokens) == expected[prompt.id], (name, prompt.id)
         assert answer.turns[0].text == smollm.tokenizer.decode(expected[prompt.id])
         total += answer.counters
     # Drafts must have been at work for this to mean anything.
     assert (total.accepted > 50) == (name != "none")
-    assert total.tokens == sum(map(len, expected.values()))
+    assert total.tokens == sum(len(expected[prompt.id]) for prompt in prompts)
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 0.95), (1.0, 1.0)])
@@ -74,7 +80,7 @@ def test_sampled_texts_are_those_of_plain_sampling(
     accepted: dict[str, int] = {}
     for name in DRAFTERS:
         stores = [own_store] if load(DRAFTERS, name, "drafter").index else []
-        engine = Engine(smollm, name, stores=stores, sampling=sampling)
+        engine = Engine(smollm, name, stores=stores, sampling=sampling, budget=8)
         assert engine.lossless
         answers = [engine.answer(prompt, 32) for prompt in prompts]
         texts[name] = [answer.turns[0].tokens for answer in answers]

@@ -10,15 +10,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.cache import TreeCache
 from specds.decode.contracts import Forward
-from specds.decode.draft import Draft, tree
-from specds.errors import CorruptStore, UnsupportedModel, first_line
+from specds.decode.draft import Draft, common_prefix, tree
+from specds.decode.targets.cache import TreeCache
+from specds.errors import UnsupportedModel, first_line
 from specds.model import LanguageModel
 
 _ATTENTION = {"full_attention", "sliding_attention"}
 _PROBE = (np.array([3, 5, 4, 2, 6], np.int32), np.array([-1, -1, 0, 1, 3], np.int32))
 _PROBE_WINDOW = 3
+# Tokens of a prompt in one pass: what bounds the memory of a long one.
+_CHUNK = 512
+
+# Families whose trees the tests compare with plain decoding; any other is checked when a target is made.
+TESTED = {
+    f"{family}ForCausalLM"
+    for family in ("Llama", "Qwen2", "Qwen3", "Mistral", "Gemma", "Gemma2", "Gemma3", "Phi", "Phi3", "GPTNeoX")
+}
 # Windows by other names are built into a model's own masks, which cannot be put off for a probe.
 _OTHER_WINDOWS = ("window_size", "attention_window", "attention_chunk_size", "local_attention")
 
@@ -48,15 +56,21 @@ class HuggingFaceTarget:
         self._window = _window(self._config)
         self._cache = TreeCache(self._config.num_hidden_layers)
         self._start = 0
-        self.vocabulary = int(self._network.get_input_embeddings().num_embeddings)
+        self._held: list[int] = []
+        self._pending: list[int] = []
+        self._vocabulary = int(self._config.vocab_size)
 
     def prefill(self, tokens: Sequence[int]) -> Forward:
-        """One pass over the prompt (at least one token); logits and hidden state of its last token."""
-        self._cache.clear()
-        self._start = 0
-        positions = torch.arange(len(tokens), device=self._device)
-        result = self._run(list(tokens), positions, mask=None, rows=1)
+        """The prompt's passes (at least one token), a chunk at a time; logits and hidden state of its last token."""
+        same = common_prefix(self._held, tokens[:-1])
+        self._held = list(tokens[:same])  # what is true whatever interrupts this
+        self._cache.keep(same, [])
+        for start in range(same, len(tokens), _CHUNK):
+            chunk = list(tokens[start : start + _CHUNK])
+            positions = torch.arange(start, start + len(chunk), device=self._device)
+            result = self._run(chunk, positions, mask=None, rows=1)
         self._start = len(tokens)
+        self._held = list(tokens)
         return result
 
     def forward(self, last: int, draft: Draft) -> Forward:
@@ -65,21 +79,20 @@ class HuggingFaceTarget:
         Raises:
             CorruptStore: a drafted token is none of the model's.
         """
-        if len(draft) and not 0 <= int(draft.tokens.min()) <= int(draft.tokens.max()) < self.vocabulary:
-            raise CorruptStore(
-                f"a draft holds token ids from {draft.tokens.min()} to {draft.tokens.max()}, "
-                f"and the model has {self.vocabulary:,}",
-                "`specds verify` finds the datastore that is damaged",
-            )
-        self._start = self._cache.length
+        draft.check_tokens(self._vocabulary)
+        self._start = len(self._held)
+        self._cache.keep(self._start, [])  # a draft that was not committed is forgotten
         depths = np.concatenate([[0], draft.depths()])
         positions = torch.from_numpy(depths + self._start).to(self._device)
         mask = self._mask(draft, depths) if len(draft) else None
-        return self._run([last, *draft.tokens.tolist()], positions, mask, rows=len(draft) + 1)
+        self._pending = [last, *draft.tokens.tolist()]
+        return self._run(self._pending, positions, mask, rows=len(draft) + 1)
 
     def commit(self, path: Sequence[int]) -> None:
         """Cut the cache back to the committed text: the last token and the accepted path."""
-        self._cache.keep(self._start, [0, *(node + 1 for node in path)])
+        rows = [0, *(node + 1 for node in path)]
+        self._cache.keep(self._start, rows)
+        self._held += [self._pending[row] for row in rows]
 
     @torch.inference_mode()
     def _run(self, tokens: list[int], positions: torch.Tensor, mask: Any, rows: int) -> Forward:
@@ -150,7 +163,7 @@ def check_tree_attention(model: LanguageModel, *, tolerance: float = 1e-2) -> No
 
 def _compare_with_branches(model: LanguageModel, tolerance: float) -> None:
     target = HuggingFaceTarget(model)
-    prompt = [token % model.network.config.get_text_config().vocab_size for token in (7, 11, 2, 9, 8, 5)]
+    prompt = [token % model.config.vocab_size for token in (7, 11, 2, 9, 8, 5)]
     tokens, parents = _PROBE
     draft = tree(tokens, parents, np.ones(len(tokens)), float(len(tokens)))
     try:

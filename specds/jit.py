@@ -5,7 +5,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 

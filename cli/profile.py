@@ -1,0 +1,71 @@
+"""specds profile: what a pass of the target over n tokens costs on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from specds.cli import options
+
+
+def profile(
+    model: options.Model = "smollm2-135m",
+    revision: options.Revision = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    runtime: options.Runtime = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
+    rows: Annotated[str | None, typer.Option(metavar="N,N,…", help="Row counts, from 1 on; default: 1 to 128.")] = None,
+    contexts: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="Committed tokens behind which it is measured.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Passes of each kind; medians are taken.")] = 7,
+    as_json: Annotated[bool, typer.Option("--json", help="The curve as JSON on stdout.")] = False,
+) -> None:
+    """Measure the verify cost curve T(n) of a model on this machine, and keep it.
+
+    A step over n tokens takes T(n); plain decoding takes T(1) a token. `decode --budget auto` chooses its drafts by
+    this curve. Without a profile it makes do with a quick one; run this when nothing else is running.
+
+    [dim]specds profile --model ./my-model --device cuda[/dim]
+    """
+    import json
+
+    import torch
+
+    from specds.cli.render import bar, cost_curve, note
+    from specds.decode import cost
+    from specds.decode.targets import choose_runtime, make_target
+    from specds.errors import UsageError
+
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    runtime = choose_runtime(language_model, runtime)
+    target = make_target(language_model, runtime)
+    counts = options.numbers("--rows", rows) if rows else list(cost.ROWS)
+    behind = options.numbers("--contexts", contexts) if contexts else list(cost.CONTEXTS)
+    if counts[0] != 1:
+        raise UsageError(f"--rows begins with {counts[0]}", "1 is plain decoding, against which the others count")
+    longest = language_model.context_length - counts[-1]
+    if contexts and behind[-1] > longest:
+        raise UsageError(
+            f"--contexts ends with {behind[-1]}", f"with {counts[-1]} rows the model holds {longest} tokens before them"
+        )
+    behind = [context for context in behind if context <= longest] or [max(1, longest)]
+    with bar("measuring", None, "") as update:
+        curve = cost.measure(
+            target,
+            vocabulary=language_model.config.vocab_size,
+            rows=counts,
+            contexts=behind,
+            repeats=repeats,
+            progress=lambda done, total: update(done, total, -1.0),
+        )
+    path = cost.profile_path(language_model, runtime, torch.get_num_threads())
+    cost.save(curve, path)
+    if as_json:
+        print(json.dumps({"rows": curve.rows, "contexts": curve.contexts, "seconds": curve.seconds.tolist()}))
+    else:
+        cost_curve(f"{language_model.name}, {language_model.dtype}, {runtime} runtime", curve)
+    note(f"kept in {path}")

@@ -1,0 +1,168 @@
+"""The verify cost curve: what a pass of the target over n tokens costs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specds.decode.contracts import Target
+from specds.decode.draft import chain
+from specds.errors import OutputError
+from specds.files import write_atomically
+from specds.model import LanguageModel, cache_directory
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+CONTEXTS = (64, 512, 2048)
+_QUICK_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_QUICK_CONTEXT = 256
+_QUICK_SECONDS = 2.0
+_FORMAT = "specds cost curve 1"
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """T(n): seconds of one pass over n rows (the last committed token and n - 1 drafted ones).
+
+    Attributes:
+        rows: ascending, from 1.
+        contexts: ascending: committed tokens behind which it was measured.
+        seconds: float64[contexts, rows]; never falls along the rows.
+    """
+
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    seconds: NDArray[np.float64]
+
+    def at(self, context: int) -> NDArray[np.float64]:
+        """float64[largest n + 1]: entry n is T(n) behind so many tokens, linear between what was measured.
+
+        Beyond the longest context it goes on as between the two longest. Entry 0 is 0.
+        """
+        line = self.seconds[0]
+        if len(self.contexts) > 1:
+            above = int(np.clip(np.searchsorted(self.contexts, context), 1, len(self.contexts) - 1))
+            low, high = self.contexts[above - 1], self.contexts[above]
+            share = max(0.0, (context - low) / (high - low))
+            line = self.seconds[above - 1] + share * (self.seconds[above] - self.seconds[above - 1])
+        every = np.interp(np.arange(self.rows[-1] + 1), self.rows, np.maximum.accumulate(line))
+        every[0] = 0.0
+        return every
+
+
+def measure(
+    target: Target,
+    *,
+    vocabulary: int,
+    rows: Sequence[int] = ROWS,
+    contexts: Sequence[int] = CONTEXTS,
+    repeats: int = 7,
+    seconds: float = float("inf"),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> CostCurve:
+    """Measure a target: medians over repeats that are interleaved over the row counts.
+
+    Args:
+        vocabulary: token ids below it are fed; which ones does not matter to a dense model.
+        seconds: stop repeating, and then leave out the largest counts, when this much time is spent.
+        progress: called with (passes done, passes in all).
+    """
+    began = time.perf_counter()
+    random = np.random.default_rng(0)
+    found = np.zeros((len(contexts), len(rows)))
+    measured = len(rows)
+    passes, total = 0, len(contexts) * repeats * len(rows)
+    for number, context in enumerate(contexts):
+        target.prefill(random.integers(0, vocabulary, context).tolist())
+        target.forward(0, chain([1], [0.5]))  # what is allocated or compiled at first use
+        samples: list[list[float]] = [[] for _ in rows]
+        for repeat in range(repeats):
+            for place, count in enumerate(rows[:measured]):
+                draft = chain(random.integers(0, vocabulary, count - 1), [0.5] * (count - 1))
+                start = time.perf_counter()
+                float(target.forward(0, draft).logits[-1, 0])
+                samples[place].append(time.perf_counter() - start)
+                passes += 1
+                progress(passes, total)
+                if repeat == 0 and place and time.perf_counter() - began > seconds:
+                    measured = place + 1
+                    break
+            if time.perf_counter() - began > seconds:
+                break
+        found[number, :measured] = [float(np.median(one)) for one in samples[:measured]]
+    smooth = np.maximum.accumulate(found[:, :measured], axis=1)
+    return CostCurve(tuple(rows[:measured]), tuple(contexts), smooth)
+
+
+def quick(target: Target, vocabulary: int, context_length: int) -> CostCurve:
+    """A curve good enough to choose drafts by, in about two seconds."""
+    context = max(1, min(_QUICK_CONTEXT, context_length - _QUICK_ROWS[-1]))
+    rows = [count for count in _QUICK_ROWS if context + count <= context_length]
+    return measure(target, vocabulary=vocabulary, rows=rows, contexts=[context], repeats=3, seconds=_QUICK_SECONDS)
+
+
+def known(target: Target, model: LanguageModel, runtime: str) -> CostCurve:
+    """The kept curve of this model on this machine; where there is none a quick one, which is kept then."""
+    import torch
+
+    path = profile_path(model, runtime, torch.get_num_threads())
+    curve = load(path)
+    if curve is None:
+        curve = quick(target, model.config.vocab_size, model.context_length)
+        with contextlib.suppress(OutputError):  # a read-only cache costs two seconds a run, no more
+            save(curve, path)
+    return curve
+
+
+def profile_path(model: LanguageModel, runtime: str, threads: int) -> Path:
+    """Where the curve of a model on this machine is kept: by model, dtype, device, runtime and threads."""
+    device = str(model.device)
+    if model.device.type == "cuda":
+        import torch
+
+        device = torch.cuda.get_device_name(model.device)
+    parts = [model.fingerprint, model.dtype, device, runtime, str(threads), platform.node(), platform.processor()]
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    return cache_directory() / "profiles" / f"{name}.json"
+
+
+def save(curve: CostCurve, path: Path) -> None:
+    """Write a curve, whole or not at all.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    record = {
+        "format": _FORMAT,
+        "rows": curve.rows,
+        "contexts": curve.contexts,
+        "seconds": curve.seconds.tolist(),
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}", "set XDG_CACHE_HOME") from error
+
+
+def load(path: Path) -> CostCurve | None:
+    """A kept curve; None if there is none, or what is there is none."""
+    try:
+        record = json.loads(path.read_bytes())
+        rows, contexts = tuple(map(int, record["rows"])), tuple(map(int, record["contexts"]))
+        seconds = np.array(record["seconds"], np.float64)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    ascending = all(list(one) == sorted(set(one)) for one in (rows, contexts))
+    fits = seconds.shape == (len(contexts), len(rows)) and bool(np.isfinite(seconds).all() and (seconds > 0).all())
+    if record.get("format") != _FORMAT or not rows or rows[0] != 1 or rows[-1] > 4096 or not ascending or not fits:
+        return None
+    return CostCurve(rows, contexts, seconds)

@@ -1,0 +1,182 @@
+"""The CPU runtime: Llama-like models in float32, every pass in one compiled function on a few threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specds.decode.contracts import Forward
+from specds.decode.draft import Draft, common_prefix
+from specds.decode.targets import kernels as k
+from specds.decode.targets.llama import packed, rotary_table, unsupported
+from specds.decode.targets.microkernel import LANES, ROWS
+from specds.decode.targets.team import Team
+from specds.errors import UnsupportedModel
+from specds.model import LanguageModel
+
+# Rows of a pass over a prompt: enough to be bound by arithmetic, few enough for their work space to stay in the cache.
+_CHUNK = 96
+_GRAIN = 256
+
+
+class CpuTarget:
+    """A Llama, Mistral, Qwen2 or Qwen3 in float32 on the CPU, its weights packed once.
+
+    A row's result is the same number bit by bit whatever stands beside it in a pass, so that a drafted text is the
+    plain one exactly. A prompt that begins like the request before it is computed from where they part.
+
+    Raises:
+        UnsupportedModel: another architecture, device or dtype.
+    """
+
+    def __init__(self, model: LanguageModel, *, hidden: bool = False, threads: int | None = None) -> None:
+        if reason := unsupported(model):
+            raise UnsupportedModel(f"the cpu runtime cannot run {model.name}: {reason}", "use --runtime generic")
+        self._hidden = hidden
+        self._packed = packed(model)
+        self._vocabulary = model.config.vocab_size
+        self._model = model
+        self._line = -(-self._vocabulary // LANES) * LANES
+        self._logits = np.zeros(self._line, np.float32)
+        self._team = Team(threads or torch.get_num_threads())
+        self._door = np.zeros(8, np.int64)
+        self._length = 0
+        self._start = 0
+        self._held: list[int] = []
+        self._pending: list[int] = []
+        self._room = 0
+        self._keys = self._values = np.empty(0, np.float32)
+        self._rows = 0
+        self._reserve(_GRAIN)
+        self._make_space(1)
+
+    def prefill(self, tokens: Sequence[int]) -> Forward:
+        """The prompt's passes, a chunk at a time; logits and hidden state of its last token."""
+        same = common_prefix(self._held, tokens[:-1])
+        self._held = list(tokens[:same])  # what is true whatever interrupts this
+        for start in range(same, len(tokens), _CHUNK):
+            chunk = np.array(tokens[start : start + _CHUNK], np.int64)
+            rows = len(chunk)
+            last = start + rows == len(tokens)
+            lineage = np.where(np.tri(rows, dtype=np.bool_), np.arange(rows), -1).astype(np.int32)
+            self._length = start
+            result = self._run(chunk, lineage, np.arange(rows), asked=1 if last else 0)
+        self._start = self._length = len(tokens)
+        self._held = list(tokens)
+        return result
+
+    def forward(self, last: int, draft: Draft) -> Forward:
+        """One pass over the last committed token and n draft nodes: n + 1 rows of logits, valid until the next pass."""
+        draft.check_tokens(self._vocabulary)
+        self._start = self._length = len(self._held)  # a draft that was not committed is forgotten
+        self._pending = [last, *draft.tokens.tolist()]
+        return self._run(np.array(self._pending, np.int64), *_lineage(draft), asked=len(draft) + 1)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Cut the cache back to the committed text: the last token and the accepted path."""
+        rows = np.array([0, *(node + 1 for node in path)], np.int64)
+        shape = self._packed.shape
+        layers, kv_heads = int(shape[k.LAYERS]), int(shape[k.KV_HEADS])
+        k.compact(layers, kv_heads, self._packed.head, self._keys, self._values, self._room, self._start, rows)
+        self._length = self._start + len(rows)
+        self._held += [self._pending[row] for row in rows]
+
+    def _run(
+        self, tokens: NDArray[np.int64], lineage: NDArray[np.int32], depths: NDArray[np.int64], asked: int
+    ) -> Forward:
+        model, rows, start = self._packed, len(tokens), self._length
+        self._reserve(start + rows)
+        self._make_space(rows)
+        positions = start + depths
+        cosine, sine = self._cosine[positions].reshape(-1), self._sine[positions].reshape(-1)
+        windows = model.table[:, k.WINDOW : k.WINDOW + 1]
+        lows = np.where(windows > 0, np.maximum(positions[None] - windows + 1, 0), 0)
+        states = np.empty((asked, model.shape[k.HIDDEN]), np.float32)
+        # Rows of logits end on a whole panel; what is behind the vocabulary is never shown.
+        if len(self._logits) < asked * self._line:
+            self._logits = np.zeros(asked * self._line, np.float32)
+        logits = self._logits[: asked * self._line]
+        self._door[0] = 0
+
+        def work(thread: int) -> None:
+            k.forward(
+                thread,
+                self._team.size,
+                self._door,
+                model.shape,
+                model.epsilon,
+                model.weights,
+                model.table,
+                tokens,
+                lineage,
+                lows,
+                cosine,
+                sine,
+                start,
+                asked,
+                self._keys,
+                self._values,
+                self._room,
+                self._x,
+                self._wide,
+                self._mixed,
+                self._own,
+                self._scores,
+                states,
+                logits,
+            )
+
+        self._team.run(work)
+        self._length = start + rows
+        shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
+        return Forward(shown, torch.from_numpy(states) if self._hidden else None)
+
+    def _reserve(self, length: int) -> None:
+        """Room for so many positions in the cache; it grows by half, and keeps what it holds."""
+        if length <= self._room:
+            return
+        shape = self._packed.shape
+        lines = int(shape[k.LAYERS] * shape[k.KV_HEADS])
+        head = self._packed.head
+        panels = -(-head // LANES)
+        room = max(length + _GRAIN, self._room * 3 // 2)
+        room += -room % LANES
+        keys = np.zeros((lines, room // LANES, head, LANES), np.float32)
+        values = np.zeros((lines, panels, room, LANES), np.float32)
+        if self._room:
+            keys[:, : self._room // LANES] = self._keys.reshape(lines, -1, head, LANES)
+            values[:, :, : self._room] = self._values.reshape(lines, panels, self._room, LANES)
+        self._keys, self._values, self._room = keys.reshape(-1), values.reshape(-1), room
+        self._scores = np.zeros((self._team.size, ROWS * room), np.float32)
+        self._cosine, self._sine = rotary_table(self._model, room)
+
+    def _make_space(self, rows: int) -> None:
+        """Work space for a pass of so many rows."""
+        if rows <= self._rows:
+            return
+        shape = self._packed.shape
+        stream = int(-(-shape[k.HIDDEN] // LANES) * LANES)
+        heads = int(shape[k.HEADS] * shape[k.HEAD])
+        projected = heads + 2 * int(shape[k.KV_HEADS] * shape[k.HEAD])
+        inner = int(shape[k.INNER])
+        self._rows = rows = 1 << (rows - 1).bit_length()
+        self._x = np.zeros(rows * stream, np.float32)
+        self._wide = np.zeros(rows * max(projected + LANES, 2 * inner, stream), np.float32)
+        self._mixed = np.zeros(rows * max(heads, inner, stream), np.float32)
+        self._own = np.zeros((self._team.size, rows * (stream + 1) + ROWS * LANES), np.float32)
+
+
+def _lineage(draft: Draft) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """For the last committed token and each node: the rows of its branch, ascending, then -1; and its depth."""
+    rows = len(draft) + 1
+    lineage = np.full((rows, rows), -1, np.int32)
+    depths = np.zeros(rows, np.int64)
+    lineage[0, 0] = 0
+    for row, parent in enumerate(draft.parents + 1, 1):
+        depth = depths[row] = depths[parent] + 1
+        lineage[row, :depth] = lineage[parent, :depth]
+        lineage[row, depth] = row
+    return lineage, depths

@@ -1,0 +1,242 @@
+"""Models of the Llama kind: which they are, and their weights packed for the CPU runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specds.decode.targets import kernels as k
+from specds.decode.targets.microkernel import LANES
+from specds.model import LanguageModel
+
+_KINDS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+# Rotary embeddings whose angles depend on nothing but the position.
+_ROTARY = {"default", "linear", "llama3", "yarn"}
+
+Tensor = Callable[[str], NDArray[np.float32] | None]
+
+
+def unsupported(model: LanguageModel) -> str | None:
+    """Why the CPU runtime cannot run a model; None if it can."""
+    config = model.config
+    name = model.architecture
+    heads = getattr(config, "num_attention_heads", 0)
+    if model.device.type != "cpu":
+        return f"it is on {model.device.type}"
+    if model.dtype != "float32":
+        return f"its weights are {model.dtype}"
+    if name not in _KINDS or getattr(config, "auto_map", None):
+        return f"it is a {name}"
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}"
+    if getattr(config, "mlp_bias", False):
+        return "its MLP has biases"
+    if heads % (getattr(config, "num_key_value_heads", None) or heads):
+        return "its heads do not share keys evenly"
+    if config.intermediate_size % LANES:
+        return f"its intermediate size is no multiple of {LANES}"
+    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if kind not in _ROTARY or (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) != 1.0:
+        return f"its rotary embedding is {kind}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedModel:
+    """All that the kernels read.
+
+    Attributes:
+        weights: float32, every matrix in panels of LANES outputs, and every norm and bias.
+        shape: int64[SHAPE], sizes and places.
+        table: int64[layers, FIELDS], each layer's places; -1 where there is none.
+        epsilon: of the norms.
+    """
+
+    weights: NDArray[np.float32]
+    shape: NDArray[np.int64]
+    table: NDArray[np.int64]
+    epsilon: float
+
+    @property
+    def head(self) -> int:
+        """Numbers in a head."""
+        return int(self.shape[k.HEAD])
+
+
+_packed: WeakKeyDictionary[LanguageModel, PackedModel] = WeakKeyDictionary()
+
+
+def packed(model: LanguageModel) -> PackedModel:
+    """A model's weights, packed when they are first asked for and shared by all its targets.
+
+    Raises:
+        ModelError: a tensor is missing, or of another shape than the configuration says.
+    """
+    if model not in _packed:
+        _packed[model] = _pack(model)
+    return _packed[model]
+
+
+def _pack(model: LanguageModel) -> PackedModel:
+    """A tensor at a time, so that no second copy is ever whole."""
+    config = model.config
+    hidden, layers, heads = config.hidden_size, config.num_hidden_layers, config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head = getattr(config, "head_dim", None) or hidden // heads
+    inner, vocabulary = config.intermediate_size, config.vocab_size
+    query, kv = heads * head, kv_heads * head
+    plan = _Plan(model.tensor)
+    table = np.full((layers, k.FIELDS), -1, np.int64)
+    windows = _windows(config, layers)
+    for layer in range(layers):
+        at = f"model.layers.{layer}."
+        row = table[layer]
+        projections = [(f"{at}self_attn.{one}_proj", size) for one, size in (("q", query), ("k", kv), ("v", kv))]
+        row[k.QKV] = plan.matrix(
+            [f"{name}.weight" for name, _ in projections], [size for _, size in projections], hidden
+        )
+        row[k.QKV_BIAS] = plan.vector([f"{name}.bias" for name, _ in projections], [size for _, size in projections])
+        row[k.OUT] = plan.matrix([f"{at}self_attn.o_proj.weight"], [hidden], query)
+        row[k.OUT_BIAS] = plan.vector([f"{at}self_attn.o_proj.bias"], [hidden])
+        row[k.GATE_UP] = plan.paired(f"{at}mlp.gate_proj.weight", f"{at}mlp.up_proj.weight", inner, hidden)
+        row[k.DOWN] = plan.matrix([f"{at}mlp.down_proj.weight"], [hidden], inner)
+        row[k.NORM_IN] = plan.vector([f"{at}input_layernorm.weight"], [hidden], needed=True)
+        row[k.NORM_MLP] = plan.vector([f"{at}post_attention_layernorm.weight"], [hidden], needed=True)
+        row[k.NORM_Q] = plan.vector([f"{at}self_attn.q_norm.weight"], [head])
+        row[k.NORM_K] = plan.vector([f"{at}self_attn.k_norm.weight"], [head])
+        row[k.WINDOW] = windows[layer]
+    shape = np.zeros(k.SHAPE, np.int64)
+    shape[[k.HIDDEN, k.LAYERS, k.HEADS, k.KV_HEADS, k.HEAD, k.INNER, k.VOCABULARY]] = (
+        *(hidden, layers, heads, kv_heads, head, inner, vocabulary),
+    )
+    shape[k.FINAL_NORM] = plan.vector(["model.norm.weight"], [hidden], needed=True)
+    shape[k.EMBEDDING] = plan.matrix(["model.embed_tokens.weight"], [vocabulary], hidden)
+    shape[k.HEAD_MATRIX] = (
+        shape[k.EMBEDDING] if config.tie_word_embeddings else plan.matrix(["lm_head.weight"], [vocabulary], hidden)
+    )
+    return PackedModel(plan.fill(), shape, table, float(config.rms_norm_eps))
+
+
+def _windows(config: Any, layers: int) -> list[int]:
+    """Each layer's sliding window; 0: it sees everything."""
+    window = getattr(config, "sliding_window", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return [0] * layers
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
+    return [int(window) if kind == "sliding_attention" else 0 for kind in kinds]
+
+
+class _Plan:
+    """Places in one flat array, given out first, then filled tensor by tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._length = 0
+        self._jobs: list[Callable[[NDArray[np.float32]], None]] = []
+
+    def matrix(self, names: list[str], sizes: list[int], depth: int) -> int:
+        """Matrices [size, depth] one below the other, in panels."""
+        at = self._place(_up(sum(sizes)) * depth)
+
+        def fill(weights: NDArray[np.float32]) -> None:
+            panels = weights[at : at + _up(sum(sizes)) * depth].reshape(-1, depth, LANES)
+            row = 0
+            for name, size in zip(names, sizes, strict=True):
+                _scatter(panels, row, self._need(name, (size, depth)))
+                row += size
+
+        self._jobs.append(fill)
+        return at
+
+    def paired(self, gate: str, up: str, inner: int, depth: int) -> int:
+        """A panel of one matrix, a panel of the other, and so on."""
+        at = self._place(2 * inner * depth)
+
+        def fill(weights: NDArray[np.float32]) -> None:
+            panels = weights[at : at + 2 * inner * depth].reshape(-1, 2, depth, LANES)
+            for side, name in enumerate((gate, up)):
+                panels[:, side] = self._need(name, (inner, depth)).reshape(-1, LANES, depth).transpose(0, 2, 1)
+
+        self._jobs.append(fill)
+        return at
+
+    def vector(self, names: list[str], sizes: list[int], needed: bool = False) -> int:
+        """Vectors one behind the other; -1 if the model has none of them."""
+        if not needed and all(self._tensor(name) is None for name in names):
+            return -1
+        at = self._place(_up(sum(sizes)))
+
+        def fill(weights: NDArray[np.float32]) -> None:
+            place = at
+            for name, size in zip(names, sizes, strict=True):
+                weights[place : place + size] = self._need(name, (size,))
+                place += size
+
+        self._jobs.append(fill)
+        return at
+
+    def fill(self) -> NDArray[np.float32]:
+        weights = _pages(self._length)
+        for job in self._jobs:
+            job(weights)
+        return weights
+
+    def _place(self, length: int) -> int:
+        at = self._length
+        self._length += _up(length)
+        return at
+
+    def _need(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        from specds.errors import ModelError
+
+        tensor = self._tensor(name)
+        if tensor is None or tensor.shape != shape:
+            found = "is missing" if tensor is None else f"has shape {tensor.shape}"
+            raise ModelError(
+                f"{name} {found}, should have shape {shape}", "the checkpoint and its config.json disagree"
+            )
+        return tensor
+
+
+def _scatter(panels: NDArray[np.float32], row: int, matrix: NDArray[np.float32]) -> None:
+    """Put a matrix's rows into panels from output `row` on."""
+    while len(matrix):
+        panel, lane = divmod(row, LANES)
+        if lane == 0 and len(matrix) >= LANES:
+            whole = len(matrix) // LANES
+            part = matrix[: whole * LANES].reshape(whole, LANES, -1)
+            panels[panel : panel + whole] = part.transpose(0, 2, 1)
+            count = whole * LANES
+        else:
+            count = min(LANES - lane, len(matrix))
+            panels[panel, :, lane : lane + count] = matrix[:count].T
+        matrix, row = matrix[count:], row + count
+
+
+def _pages(length: int) -> NDArray[np.float32]:
+    """Zeros on large pages where the system has them: a pass reads all of it, and small pages cost it dear."""
+    buffer = mmap.mmap(-1, max(1, length) * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(buffer, np.float32, length)
+
+
+def _up(count: int) -> int:
+    return (count + LANES - 1) // LANES * LANES
+
+
+def rotary_table(model: LanguageModel, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Cosines and sines [length, head] of the first positions, by transformers' own definition."""
+    import torch
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    with torch.inference_mode():
+        cosine, sine = LlamaRotaryEmbedding(model.config)(torch.empty(0), torch.arange(length)[None])
+    return cosine[0].numpy(), sine[0].numpy()

@@ -1,0 +1,182 @@
+"""What a step may cost: the curve, and the choice made by it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specds.decode import cost
+from specds.decode.budget import Auto, Fixed
+from specds.decode.contracts import Step
+from specds.decode.cost import CostCurve
+from specds.decode.counters import Counters
+from specds.decode.draft import Draft, chain
+from specds.decode.engine import Engine
+from specds.decode.loop import decode
+from specds.decode.targets import make_target
+from specds.decode.verifiers.greedy import Greedy
+from specds.model import LanguageModel
+
+from ..conftest import VOCABULARY, make_model
+from .drafts import Oracle, Wrong, drafts
+from .test_draft import is_valid
+
+# A row costs a tenth of a pass, as on a CPU; next to nothing, as on a GPU; or the second one as much as the first.
+FAIR = CostCurve((1, 65), (100,), np.array([[1.0, 7.4]]))
+FREE = CostCurve((1, 65), (100,), np.array([[1.0, 1.01]]))
+STEEP = CostCurve((1, 2, 65), (100,), np.array([[1.0, 2.0, 5.0]]))
+
+
+def seen(draft: Draft, path: tuple[int, ...]) -> Step:
+    return Step(1, 0, draft, path, tuple(range(len(path) + 1)), {}, 0.0, 0.0, 0.0, 0.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(drafts(), st.sampled_from([FAIR, FREE, STEEP]), st.integers(0, 5000))
+def test_what_is_kept_is_the_best_part_of_the_draft(draft: Draft, curve: CostCurve, context: int) -> None:
+    """Against every number of the likeliest nodes, by hand."""
+    budget = Auto(curve)
+    kept = budget.fit(draft, context)
+    assert is_valid(kept)
+    likely = sorted(draft.path_probability().clip(0, 0.98).tolist(), reverse=True)
+    price = curve.at(context)
+
+    def rate(nodes: int) -> float:
+        return (1 + sum(likely[:nodes])) / price[nodes + 1]
+
+    best = max(rate(nodes) for nodes in range(len(draft) + 1))
+    assert rate(len(kept)) == pytest.approx(best, rel=0.02)
+
+
+def test_free_rows_are_all_taken_and_dear_ones_none() -> None:
+    draft = chain(range(20), [0.9] * 20)
+    assert len(Auto(FREE).fit(draft, 100)) == 20
+    assert len(Auto(STEEP).fit(chain([1], [0.5]), 100)) == 0
+    assert 3 < len(Auto(FAIR).fit(draft, 100)) < 20
+
+
+def test_scores_that_promise_too_much_are_believed_less_and_forgiven_in_time() -> None:
+    budget = Auto(FAIR)
+    draft = chain([1, 2, 3], [0.9, 0.9, 0.9])
+    kept = [len(budget.fit(draft, 100))]
+    for _ in range(20):
+        budget.observe(seen(draft, ()))
+        kept.append(len(budget.fit(draft, 100)))
+    assert kept[0] == 3
+    assert kept[-1] == 0
+    for _ in range(300):
+        budget.observe(seen(Draft(*(one[:0] for one in (draft.tokens, draft.parents, draft.score))), ()))
+    assert len(budget.fit(draft, 100)) > 0
+    for _ in range(20):
+        budget.observe(seen(draft, (0, 1, 2)))
+    assert len(budget.fit(draft, 100)) == 3
+
+
+def test_only_nodes_whose_parent_was_accepted_are_judged() -> None:
+    budget = Auto(FAIR)
+    draft = Draft(np.array([1, 2, 3, 4], np.int32), np.array([-1, -1, 0, 1], np.int32), np.full(4, 0.5, np.float32))
+    for _ in range(50):
+        budget.observe(seen(draft, (0, 2)))
+    worth = budget.worth()
+    assert worth[0] == pytest.approx(1.0, abs=0.05)  # one of two halves
+    assert worth[1] == pytest.approx(2.0, abs=0.1)  # node 3 stood under a rejected one: the one half came true
+    assert worth[2] == worth[1]  # nothing is known of it
+
+
+@pytest.mark.parametrize("curve", [FAIR, STEEP])
+def test_drafts_that_are_always_wrong_cost_next_to_nothing(curve: CostCurve) -> None:
+    model = make_model(stop=False)
+    expected = [step.tokens[0] for step in Engine(model).steps([9, 30, 12], 200)]
+    steps = list(run(model, Wrong(expected, VOCABULARY), Auto(curve), 200))
+    assert [token for step in steps for token in step.tokens] == expected
+    # After a few wrong guesses nearly every step is plain.
+    price = curve.at(100)
+    spent = sum(price[len(step.draft) + 1] for step in steps)
+    assert spent < 1.05 * price[1] * len(steps)
+    assert sum(len(step.draft) > 0 for step in steps[20:]) < 0.2 * len(steps)
+
+
+def test_drafts_that_are_always_right_are_taken_whole() -> None:
+    model = make_model(stop=False)
+    expected = [step.tokens[0] for step in Engine(model).steps([9, 30, 12], 200)]
+    steps = list(run(model, Oracle(expected, VOCABULARY), Auto(FREE), 200))
+    assert [token for step in steps for token in step.tokens] == expected
+    assert Counters.of(steps).mat > 10
+
+
+def run(model: LanguageModel, drafter: object, budget: Auto, length: int) -> object:
+    target = make_target(model)
+    return decode(target, drafter, Greedy(), [9, 30, 12], max_new_tokens=length, budget=budget)  # type: ignore[arg-type]
+
+
+def test_a_fixed_budget_is_the_likeliest_nodes() -> None:
+    draft = Draft(np.array([1, 2, 3], np.int32), np.array([-1, -1, 1], np.int32), np.array([0.1, 0.5, 0.9], np.float32))
+    assert Fixed(2).fit(draft, 9).tokens.tolist() == [2, 3]
+    assert len(Fixed(0).fit(draft, 9)) == 0
+
+
+def test_the_curve_is_linear_between_what_was_measured_and_beyond() -> None:
+    curve = CostCurve((1, 3, 5), (100, 200), np.array([[1.0, 2.0, 2.0], [2.0, 4.0, 6.0]]))
+    assert curve.at(100).tolist() == [0, 1, 1.5, 2, 2, 2]
+    assert curve.at(150).tolist() == [0, 1.5, 2.25, 3, 3.5, 4]
+    assert curve.at(300).tolist() == [0, 3, 4.5, 6, 8, 10]
+    assert curve.at(1).tolist() == [0, 1, 1.5, 2, 2, 2]
+
+
+@pytest.mark.parametrize("runtime", ["generic", "cpu"])
+def test_measuring_leaves_the_target_as_it_was(runtime: str, tiny: LanguageModel) -> None:
+    target = make_target(tiny, runtime)
+    prompt = [5, 6, 7, 8, 9]
+    before = target.prefill(prompt).logits.clone()
+    curve = cost.measure(target, vocabulary=VOCABULARY, rows=[1, 4, 16], contexts=[8, 64], repeats=2)
+    assert curve.rows == (1, 4, 16)
+    assert curve.seconds.shape == (2, 3)
+    assert (np.diff(curve.seconds, axis=1) >= 0).all()
+    assert (curve.seconds > 0).all()
+    np.testing.assert_allclose(target.prefill(prompt).logits, before, atol=1e-5)
+
+
+def test_a_curve_is_kept_and_what_is_none_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "profiles" / "one.json"
+    assert cost.load(path) is None
+    cost.save(FAIR, path)
+    again = cost.load(path)
+    assert again is not None
+    assert (again.rows, again.contexts, again.seconds.tolist()) == (FAIR.rows, FAIR.contexts, FAIR.seconds.tolist())
+    good = json.loads(path.read_text())
+    for change in (
+        {"format": "another"},
+        {"rows": [2, 65]},
+        {"rows": [1, 1 << 40]},
+        {"rows": [65, 1]},
+        {"seconds": [[1.0]]},
+        {"seconds": [[1.0, float("nan")]]},
+        {"seconds": [[0.0, 1.0]]},
+        {"contexts": []},
+        {"contexts": "x"},
+    ):
+        path.write_text(json.dumps({**good, **change}))
+        assert cost.load(path) is None, change
+    for text in ("", "[1]", "null", "[" * 100_000, "\0"):
+        path.write_text(text)
+        assert cost.load(path) is None
+
+
+def test_an_engine_takes_the_curve_that_was_kept(tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(cost, "quick", lambda *rest: asked.append(rest) or FREE)
+    monkeypatch.setattr(cost, "load", lambda path: None)
+    monkeypatch.setattr(cost, "save", lambda curve, path: None)
+    Engine(tiny, "none")
+    Engine(tiny, "pld", budget=4)
+    assert not asked
+    Engine(tiny, "pld")
+    assert len(asked) == 1
+    monkeypatch.setattr(cost, "load", lambda path: FREE)
+    Engine(tiny, "pld")
+    assert len(asked) == 1
