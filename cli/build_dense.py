@@ -48,7 +48,7 @@ def build_dense(
 
     # Before the weights are loaded: a store of another tokenizer is refused at once.
     open_store(store, find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code))
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, weights=True)
 
     from specds.datastore.build_dense import DenseOptions
     from specds.datastore.build_dense import build_dense as run

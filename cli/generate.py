@@ -66,7 +66,7 @@ def generate(
             if strict:
                 raise row.error
             note(f"skipped prompt {row.id}: {row.error.message}")
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, weights=True)
     target = create_store(store, language_model.tokenizer)
 
     from specds.datastore.generation import GenerationOptions

@@ -68,14 +68,21 @@ Seed = Annotated[
 
 
 def load(
-    name: str, revision: str | None, dtype: str, device: str, threads: int | None, trust_remote_code: bool
+    name: str,
+    revision: str | None,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    trust_remote_code: bool,
+    *,
+    weights: bool = False,
 ) -> LanguageModel:
-    """Load the model with a spinner on a terminal."""
+    """Load the model with a spinner on a terminal; its weights at once, or when they are first needed."""
     from specds.cli.render import working
     from specds.model import load_model
 
     with working(f"loading {name}"):
-        return load_model(
+        loaded = load_model(
             name,
             dtype=dtype,
             device=device,
@@ -83,6 +90,9 @@ def load(
             revision=revision,
             trust_remote_code=trust_remote_code,
         )
+        if weights:
+            _ = loaded.network  # what does not load is to fail before anything is written
+        return loaded
 
 
 def budget(text: str) -> int | None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specds import gumbel
 from specds.errors import UsageError
 
 
@@ -52,7 +53,7 @@ class Sampling:
 class Noise:
     """Gumbel noise for one request: a pure function of (key, absolute position, token id).
 
-    Counter-based (Philox), so that the noise at a position does not depend on how many positions were looked
+    Counter-based (SplitMix64), so that the noise at a position does not depend on how many positions were looked
     at before it: this is what makes a drafted text equal to the undrafted one at any temperature.
     """
 
@@ -67,15 +68,15 @@ class Noise:
         digest = hashlib.sha256(f"{seed}:{sample}:".encode() + np.asarray(prompt, dtype="<i8").tobytes()).digest()
         return cls((int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")))
 
-    def gumbel(self, position: int, tokens: NDArray[np.int64], vocabulary: int) -> NDArray[np.float64]:
-        """float64[len(tokens)]: independent standard Gumbel draws, -log(-log u), one for each token id."""
-        # The counter's third word is the position: positions own disjoint runs of 2**128 blocks.
-        stream = np.random.Philox(key=np.array(self.key, np.uint64), counter=np.array([0, 0, position, 0], np.uint64))
-        raw = stream.random_raw(vocabulary)[tokens]
-        # 53 bits, centred in their cell: u is never 0 and never 1.
-        uniform = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-        noise: NDArray[np.float64] = -np.log(-np.log(uniform))
-        return noise
+    def at(self, position: int) -> np.uint64:
+        """The state of a position's stream."""
+        return np.uint64(gumbel.stream(np.uint64(self.key[0]), np.uint64(self.key[1]), np.uint64(position)))
+
+    def gumbel(self, position: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """float64[len(tokens)]: independent standard Gumbel draws, one for each token id."""
+        draws = np.empty(len(tokens))
+        gumbel.gumbels(self.at(position), np.asarray(tokens, np.int64), draws)
+        return draws
 
 
 def pick(logits: torch.Tensor, sampling: Sampling, noise: Noise, position: int) -> int:
@@ -87,10 +88,13 @@ def pick(logits: torch.Tensor, sampling: Sampling, noise: Noise, position: int) 
         logits: float[vocabulary].
         position: absolute position of the token to pick.
     """
+    row = logits.detach().float().cpu().numpy()
     if sampling.greedy:
-        return int(logits.argmax())
-    kept, scaled = warp(logits, sampling)
-    return int(kept[np.argmax(scaled + noise.gumbel(position, kept, logits.shape[-1]))])
+        return int(row.argmax())
+    if not sampling.top_k and sampling.top_p == 1.0:
+        return int(gumbel.race(row, sampling.temperature, noise.at(position)))
+    kept, scaled = _warp(row, sampling)
+    return int(gumbel.race_among(scaled, kept, noise.at(position)))
 
 
 def warp(logits: torch.Tensor, sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -99,20 +103,19 @@ def warp(logits: torch.Tensor, sampling: Sampling) -> tuple[NDArray[np.int64], N
     Args:
         logits: float[vocabulary].
     """
-    scaled = logits.detach().float() / sampling.temperature
-    vocabulary = scaled.shape[-1]
-    if 0 < sampling.top_k < vocabulary:
-        # Only the k largest (and ties with the k-th) can be kept, so all that follows is done on them.
-        least = torch.topk(scaled, sampling.top_k).values[-1]
-        ids = torch.nonzero(scaled >= least).flatten()
-    else:
-        ids = torch.arange(vocabulary, device=scaled.device)
-    values = scaled[ids]
+    kept, scaled = _warp(logits.detach().float().cpu().numpy(), sampling)
+    return kept, scaled.astype(np.float64)
+
+
+def _warp(row: NDArray[np.float32], sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    scaled = row / np.float32(sampling.temperature)
+    kept = np.arange(len(scaled))
+    if 0 < sampling.top_k < len(scaled):
+        least = np.partition(scaled, -sampling.top_k)[-sampling.top_k]
+        kept = np.flatnonzero(scaled >= least)
+        scaled = scaled[kept]
     if sampling.top_p < 1.0:
-        order = torch.argsort(values, stable=True)
-        mass = torch.softmax(values[order].double(), dim=-1).cumsum(dim=-1)
-        keep = mass > 1.0 - sampling.top_p
-        keep[-1] = True
-        chosen = torch.sort(order[keep]).values
-        ids, values = ids[chosen], values[chosen]
-    return ids.cpu().numpy(), values.double().cpu().numpy()
+        chosen = np.empty(len(scaled), np.int64)
+        chosen = chosen[: gumbel.nucleus(scaled, sampling.top_p, chosen)]
+        kept, scaled = kept[chosen], scaled[chosen]
+    return kept, scaled

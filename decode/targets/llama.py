@@ -20,8 +20,6 @@ _KINDS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3Fo
 # Rotary embeddings whose angles depend on nothing but the position.
 _ROTARY = {"default", "linear", "llama3", "yarn"}
 
-Tensor = Callable[[str], NDArray[np.float32] | None]
-
 
 def unsupported(model: LanguageModel) -> str | None:
     """Why the CPU runtime cannot run a model; None if it can."""
@@ -92,7 +90,7 @@ def _pack(model: LanguageModel) -> PackedModel:
     head = getattr(config, "head_dim", None) or hidden // heads
     inner, vocabulary = config.intermediate_size, config.vocab_size
     query, kv = heads * head, kv_heads * head
-    plan = _Plan(model.tensor)
+    plan = _Plan(model)
     table = np.full((layers, k.FIELDS), -1, np.int64)
     windows = _windows(config, layers)
     for layer in range(layers):
@@ -136,8 +134,9 @@ def _windows(config: Any, layers: int) -> list[int]:
 class _Plan:
     """Places in one flat array, given out first, then filled tensor by tensor."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
+    def __init__(self, model: LanguageModel) -> None:
+        self._name = model.name
+        self._tensor = model.tensor
         self._length = 0
         self._jobs: list[Callable[[NDArray[np.float32]], None]] = []
 
@@ -200,7 +199,8 @@ class _Plan:
         if tensor is None or tensor.shape != shape:
             found = "is missing" if tensor is None else f"has shape {tensor.shape}"
             raise ModelError(
-                f"{name} {found}, should have shape {shape}", "the checkpoint and its config.json disagree"
+                f"the model {self._name} does not load: {name} {found}, should have shape {shape}",
+                "the checkpoint and its config.json disagree; copy it again if it is damaged",
             )
         return tensor
 

@@ -20,7 +20,18 @@ from specds.version import __version__
 
 from ..tools import Run, damage, manifest_of
 
-COMMANDS = ("generate", "ingest", "build-suffix", "build-dense", "decode", "drafters", "inspect", "verify", "demo")
+COMMANDS = (
+    "generate",
+    "ingest",
+    "build-suffix",
+    "build-dense",
+    "decode",
+    "drafters",
+    "profile",
+    "inspect",
+    "verify",
+    "demo",
+)
 
 
 @pytest.fixture
@@ -414,6 +425,29 @@ def test_from_prompts_to_answers(
         # The store holds these very answers, so steps must be fewer than tokens.
         steps = sum(one["counters"]["steps"] for one in result.records)
         assert steps < sum(one["counters"]["steps"] for one in plain.records)
+
+
+def test_a_profile_is_shown_kept_and_used(run_cli: Run, tiny_directory: Path, prompts: Path) -> None:
+    model = ["--model", tiny_directory, "--device", "cpu"]
+    result = run_cli("profile", *model, "--rows", "1,4,16", "--contexts", "8,64", "--repeats", 2)
+    assert result.code == 0, result
+    assert "T(n)" in result.out
+    assert "behind 64" in result.out
+    path = Path(result.err.split("kept in ")[1].strip())
+    kept = json.loads(path.read_text())
+    assert (kept["rows"], kept["contexts"]) == ([1, 4, 16], [8, 64])
+    again = run_cli(
+        "profile", *model, "--rows", "16,1", "--contexts", "8", "--repeats", 1, "--json", "--runtime", "generic"
+    )
+    assert set(again.records[0]) == {"rows", "contexts", "seconds"}
+    assert Path(again.err.split("kept in ")[1].strip()) != path  # a runtime has a curve of its own
+    for wrong in (["--rows", "2,4"], ["--rows", "x"], ["--rows", "0"], ["--contexts", "100000"], ["--runtime", "warp"]):
+        run_cli("profile", *model, *wrong).refused(code=2)
+    # What costs next to nothing is drafted, what costs much is not.
+    for seconds, drafts in (([[1.0, 1.0, 1.0]] * 2, True), ([[1.0, 9.0, 99.0]] * 2, False)):
+        path.write_text(json.dumps({**kept, "seconds": seconds}))
+        records = run_cli("decode", "-p", prompts, "-d", "pld", *model, "--max-new-tokens", 30).records
+        assert (sum(record["counters"]["drafted"] for record in records) > 0) == drafts
 
 
 def test_debug_shows_where(run_cli: Run, tmp_path: Path) -> None:
