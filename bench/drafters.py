@@ -83,6 +83,7 @@ def spread(file: str, limit: int) -> list[tuple[str, Prompt]]:
 
 
 def measure(model: Any, engines: dict[str, Engine], method: str, prompt: Prompt, length: int) -> dict[str, Any]:
+    time.sleep(0.05)  # torch's threads go on spinning for a while after `generate`
     began = time.perf_counter()
     if method == "generate":
         first = prompt.turns[0]

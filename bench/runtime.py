@@ -66,9 +66,11 @@ def curves(model: LanguageModel, rows: list[int], context: int, repeats: int) ->
     for target in targets.values():
         target.prefill(tokens)
     for repeat in range(repeats + 1):
-        for count in rows:
-            draft = chain(tokens[: count - 1], [0.5] * (count - 1))
-            for name, target in targets.items():
+        for name, target in targets.items():
+            time.sleep(0.05)  # torch's threads go on spinning for a while after a pass of their own
+            target.forward(0, empty())
+            for count in rows:
+                draft = chain(tokens[: count - 1], [0.5] * (count - 1))
                 began = time.perf_counter()
                 float(target.forward(0, draft).logits[-1, 0])
                 if repeat:
@@ -111,6 +113,7 @@ def decoding(model: LanguageModel, prompts: list[list[int]], length: int) -> Non
         names = list(kinds)
         for name in names[number % len(names) :] + names[: number % len(names)]:
             make, budget = kinds[name]
+            time.sleep(0.05)  # as above
             target.prefill([0, 1])  # so that no prompt profits from the one before
             began = time.perf_counter()
             steps: list[Step] = list(

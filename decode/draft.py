@@ -73,6 +73,8 @@ class Draft:
 
         Equally likely nodes are kept in the order in which the drafter proposed them.
         """
+        if not len(self):
+            return self
         depths = self.depths()
         fits = depths <= depth if depth is not None else np.ones(len(self), dtype=np.bool_)
         if len(self) <= budget and fits.all():

@@ -43,6 +43,8 @@ class CpuTarget:
         self._logits = np.zeros(self._line, np.float32)
         self._team = Team(threads or torch.get_num_threads())
         self._door = np.zeros(8, np.int64)
+        windows = self._packed.table[:, k.WINDOW : k.WINDOW + 1]
+        self._windows = windows if windows.any() else None
         self._length = 0
         self._start = 0
         self._held: list[int] = []
@@ -92,8 +94,7 @@ class CpuTarget:
         self._make_space(rows)
         positions = start + depths
         cosine, sine = self._cosine[positions].reshape(-1), self._sine[positions].reshape(-1)
-        windows = model.table[:, k.WINDOW : k.WINDOW + 1]
-        lows = np.where(windows > 0, np.maximum(positions[None] - windows + 1, 0), 0)
+        lows = self._lows(positions)
         states = np.empty((asked, model.shape[k.HIDDEN]), np.float32)
         # Rows of logits end on a whole panel; what is behind the vocabulary is never shown.
         if len(self._logits) < asked * self._line:
@@ -133,6 +134,12 @@ class CpuTarget:
         self._length = start + rows
         shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
         return Forward(shown, torch.from_numpy(states) if self._hidden else None)
+
+    def _lows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[layers, n]: the first position that each row sees in each layer."""
+        if self._windows is None:
+            return np.zeros((len(self._packed.table), len(positions)), np.int64)
+        return np.where(self._windows > 0, np.maximum(positions[None] - self._windows + 1, 0), 0)
 
     def _reserve(self, length: int) -> None:
         """Room for so many positions in the cache; it grows by half, and keeps what it holds."""

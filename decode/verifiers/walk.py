@@ -15,6 +15,8 @@ def follow(draft: Draft, pick: Callable[[int, int], int]) -> Verdict:
         draft: the tree.
         pick: (row of the logits, depth) → the target's token there; called for visited rows only.
     """
+    if not len(draft):
+        return Verdict((), pick(0, 0))
     children: dict[tuple[int, int], int] = {
         (int(parent), int(token)): node
         for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))
