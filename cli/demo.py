@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from specds.decode.engine import Answer
     from specds.model import LanguageModel
 
+# Logits of two float32 runtimes differ by less than this.
+_NEAR_TIE = 1e-3
 _PROMPTS = Path(__file__).parent / "demo"
 
 
@@ -101,13 +103,13 @@ def demo(
     )
     note("× is time per token against plain decoding on this runtime, and against transformers' generate.")
     differences = _differences(language_model, answers, reference)
-    for line in differences:
+    for line, _ in differences:
         note(line)
-    if differences and language_model.dtype == "float32":
+    if language_model.dtype == "float32" and any(margin > _NEAR_TIE for _, margin in differences):
         note("The texts differ. In float32 that is a bug: please report it.")
         raise typer.Exit(1)
     if differences:
-        note(f"In {language_model.dtype} a pass over several tokens rounds otherwise than one over a single token.")
+        note("Nearly equally likely tokens: sums that run in another order round otherwise.")
     note(f"Next: specds inspect {path}; specds decode -p yours.jsonl -s {path} -d dresd")
 
 
@@ -138,7 +140,7 @@ def _rows(answers: dict[str, list[Answer]], reference: list[tuple[list[int], flo
 
 def _differences(
     model: LanguageModel, answers: dict[str, list[Answer]], reference: list[tuple[list[int], float]]
-) -> list[str]:
+) -> list[tuple[str, float]]:
     """Where each differing text leaves transformers' own, and how close the model's choice was there."""
     from specds.reference import lead
 
@@ -150,5 +152,6 @@ def _differences(
                 pairs = zip([*text, -1], [*expected, -1], strict=False)
                 at = next(number for number, (one, other) in enumerate(pairs) if one != other)
                 margin = lead(model, [*answer.turns[0].prompt, *expected[:at]])
-                lines.append(f"{name}, prompt {answer.id}: token {at} differs; the best led by {margin:.4f} logits")
+                line = f"{name}, prompt {answer.id}: token {at} differs; the best led by {margin:.4f} logits"
+                lines.append((line, margin))
     return lines

@@ -10,30 +10,30 @@ from numba import int64, uint64
 
 from specds.jit import compiled
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+FIRST = np.uint64(0xBF58476D1CE4E5B9)
+SECOND = np.uint64(0x94D049BB133111EB)
 _LOG2_E = 1.4426950408889634
 
 
 @compiled
 def mix(state: Any) -> Any:
     """SplitMix64's output function: 64 bits that depend on every bit of the state."""
-    state = (state ^ (state >> uint64(30))) * _FIRST
-    state = (state ^ (state >> uint64(27))) * _SECOND
+    state = (state ^ (state >> uint64(30))) * FIRST
+    state = (state ^ (state >> uint64(27))) * SECOND
     return state ^ (state >> uint64(31))
 
 
 @compiled
 def stream(low: Any, high: Any, position: Any) -> Any:
     """The SplitMix64 state from which the bits of one position are drawn: one output for each token id."""
-    return mix(uint64(low) ^ mix(uint64(high) + uint64(position) * _GOLDEN))
+    return mix(uint64(low) ^ mix(uint64(high) + uint64(position) * GOLDEN))
 
 
 @compiled
 def bits(state: Any, token: Any) -> Any:
     """64 random bits for a token id: output number `token` of the stream."""
-    return mix(state + (uint64(token) + uint64(1)) * _GOLDEN)
+    return mix(state + (uint64(token) + uint64(1)) * GOLDEN)
 
 
 @compiled

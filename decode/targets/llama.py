@@ -23,23 +23,29 @@ _ROTARY = {"default", "linear", "llama3", "yarn"}
 
 def unsupported(model: LanguageModel) -> str | None:
     """Why the CPU runtime cannot run a model; None if it can."""
-    config = model.config
-    name = model.architecture
-    heads = getattr(config, "num_attention_heads", 0)
     if model.device.type != "cpu":
         return f"it is on {model.device.type}"
     if model.dtype != "float32":
         return f"its weights are {model.dtype}"
-    if name not in _KINDS or getattr(config, "auto_map", None):
-        return f"it is a {name}"
+    if reason := not_llama_like(model):
+        return reason
+    if getattr(model.config, "mlp_bias", False):
+        return "its MLP has biases"
+    if model.config.intermediate_size % LANES:
+        return f"its intermediate size is no multiple of {LANES}"
+    return None
+
+
+def not_llama_like(model: LanguageModel) -> str | None:
+    """What sets a model apart from Llama; None if nothing does that the runtimes of this kind do not know."""
+    config = model.config
+    if model.architecture not in _KINDS or getattr(config, "auto_map", None):
+        return f"it is a {model.architecture}"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}"
-    if getattr(config, "mlp_bias", False):
-        return "its MLP has biases"
+    heads = config.num_attention_heads
     if heads % (getattr(config, "num_key_value_heads", None) or heads):
         return "its heads do not share keys evenly"
-    if config.intermediate_size % LANES:
-        return f"its intermediate size is no multiple of {LANES}"
     kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if kind not in _ROTARY or (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) != 1.0:
         return f"its rotary embedding is {kind}"
@@ -92,7 +98,7 @@ def _pack(model: LanguageModel) -> PackedModel:
     query, kv = heads * head, kv_heads * head
     plan = _Plan(model)
     table = np.full((layers, k.FIELDS), -1, np.int64)
-    windows = _windows(config, layers)
+    window = windows(config, layers)
     for layer in range(layers):
         at = f"model.layers.{layer}."
         row = table[layer]
@@ -109,7 +115,7 @@ def _pack(model: LanguageModel) -> PackedModel:
         row[k.NORM_MLP] = plan.vector([f"{at}post_attention_layernorm.weight"], [hidden], needed=True)
         row[k.NORM_Q] = plan.vector([f"{at}self_attn.q_norm.weight"], [head])
         row[k.NORM_K] = plan.vector([f"{at}self_attn.k_norm.weight"], [head])
-        row[k.WINDOW] = windows[layer]
+        row[k.WINDOW] = window[layer]
     shape = np.zeros(k.SHAPE, np.int64)
     shape[[k.HIDDEN, k.LAYERS, k.HEADS, k.KV_HEADS, k.HEAD, k.INNER, k.VOCABULARY]] = (
         *(hidden, layers, heads, kv_heads, head, inner, vocabulary),
@@ -122,7 +128,7 @@ def _pack(model: LanguageModel) -> PackedModel:
     return PackedModel(plan.fill(), shape, table, float(config.rms_norm_eps))
 
 
-def _windows(config: Any, layers: int) -> list[int]:
+def windows(config: Any, layers: int) -> list[int]:
     """Each layer's sliding window; 0: it sees everything."""
     window = getattr(config, "sliding_window", None)
     if not window or getattr(config, "use_sliding_window", True) is False:
@@ -196,13 +202,14 @@ class _Plan:
         from specds.errors import ModelError
 
         tensor = self._tensor(name)
-        if tensor is None or tensor.shape != shape:
-            found = "is missing" if tensor is None else f"has shape {tensor.shape}"
+        if tensor is None or tuple(tensor.shape) != shape:
+            found = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}"
             raise ModelError(
                 f"the model {self._name} does not load: {name} {found}, should have shape {shape}",
                 "the checkpoint and its config.json disagree; copy it again if it is damaged",
             )
-        return tensor
+        array: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
+        return array
 
 
 def _scatter(panels: NDArray[np.float32], row: int, matrix: NDArray[np.float32]) -> None:

@@ -9,7 +9,7 @@ import torch
 from specds.decode.contracts import Verdict
 from specds.decode.draft import Draft
 from specds.decode.verifiers.walk import follow
-from specds.sampling import Noise, Sampling, pick
+from specds.sampling import Noise, Sampling, pick, pick_rows
 
 
 class PositionKeyed:
@@ -31,5 +31,9 @@ class PositionKeyed:
         return cls(sampling, noise)
 
     def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
-        """See `Verifier.verify`."""
+        """See `Verifier.verify`. On a GPU every row is drawn there, with one transfer."""
+        if logits.device.type != "cpu":
+            depths = [0, *draft.depths().tolist()]
+            picks = pick_rows(logits, self._sampling, self._noise, [position + depth for depth in depths])
+            return follow(draft, lambda row, depth: picks[row])
         return follow(draft, lambda row, depth: pick(logits[row], self._sampling, self._noise, position + depth))

@@ -16,7 +16,7 @@ from specds.decode.targets.generic import HuggingFaceTarget
 from specds.decode.verifiers import make_verifier
 from specds.errors import UsageError
 from specds.model import LanguageModel
-from specds.sampling import Noise, Sampling, pick, warp
+from specds.sampling import Noise, Sampling, pick, pick_rows, warp
 
 from ..conftest import VOCABULARY, make_model
 from .drafts import Mixed, Oracle, Scripted, Wrong
@@ -271,3 +271,13 @@ def test_the_nucleus_is_that_of_sorting_everything(size: int, spread: float, top
     edge = {int(order[i]) for i in np.flatnonzero(np.abs(mass - (1 - top_p)) < 1e-9)}
     assert set(kept.tolist()) ^ expected <= edge
     assert (np.diff(kept) > 0).all()
+
+
+@pytest.mark.parametrize("choice", [(0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 0, 0.95), (1.3, 20, 1.0), (0.9, 50, 0.5)])
+def test_drawing_all_rows_on_their_device_is_drawing_each(choice: tuple[float, int, float]) -> None:
+    sampling = Sampling(*choice, seed=3)
+    logits = torch.from_numpy((np.random.default_rng(0).normal(size=(64, 5000)) * 3).astype(np.float32))
+    noise, positions = Noise.of(3, [1, 2]), list(range(100, 164))
+    each = [pick(row, sampling, noise, position) for row, position in zip(logits, positions, strict=True)]
+    assert pick_rows(logits, sampling, noise, positions) == each
+    assert len(set(each)) > 30

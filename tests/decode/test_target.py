@@ -19,7 +19,7 @@ from ..conftest import FAMILIES, VOCABULARY, make_model
 from .drafts import build
 
 CPU = ("llama", "qwen2", "qwen3", "mistral")
-RUNTIMES = [("generic", family) for family in FAMILIES] + [("cpu", family) for family in CPU]
+RUNTIMES = [("generic", family) for family in FAMILIES] + [(name, family) for name in ("cpu", "cuda") for family in CPU]
 
 TREE = [(-1, 9), (-1, 7), (0, 11), (1, 12), (2, 13), (0, 14), (4, 15), (3, 9)]
 

@@ -1,0 +1,322 @@
+"""The GPU runtime: Llama-like models with fused projections, static buffers, and one CUDA graph for a size of pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from specds.decode.contracts import Forward
+from specds.decode.draft import Draft, common_prefix
+from specds.decode.targets.llama import not_llama_like, windows
+from specds.errors import ModelError, UnsupportedModel
+from specds.model import LanguageModel
+
+# Rows of a pass are rounded up to one of these, the cache that it sees to a multiple of _SPAN: a graph for each pair.
+_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+_SPAN = 512
+_CHUNK = 512
+
+
+class CudaTarget:
+    """A Llama, Mistral, Qwen2 or Qwen3 on a GPU, in any dtype.
+
+    On another device it does the same without graphs: slow, and good for tests.
+
+    Raises:
+        UnsupportedModel: another architecture.
+        ModelError: a tensor of the checkpoint is missing or of another shape.
+    """
+
+    def __init__(self, model: LanguageModel, *, hidden: bool = False, graphs: bool | None = None) -> None:
+        if reason := not_llama_like(model):
+            raise UnsupportedModel(f"the cuda runtime cannot run {model.name}: {reason}", "use --runtime generic")
+        self._hidden = hidden
+        if model not in _networks:
+            _networks[model] = _Network(model)
+        self._net = _networks[model]
+        self._device = model.device
+        self._vocabulary = int(model.config.vocab_size)
+        self._context_length = model.context_length
+        self._graphs: dict[tuple[int, int], _Captured] | None = None
+        if graphs if graphs is not None else self._device.type == "cuda":
+            self._graphs = {}
+        self._room = 0
+        self._keys = self._values = torch.empty(0)
+        self._held: list[int] = []
+        self._pending: list[int] = []
+        self._reserve(_SPAN)
+
+    def prefill(self, tokens: Sequence[int]) -> Forward:
+        """The prompt's passes, a chunk at a time; logits and hidden state of its last token."""
+        same = common_prefix(self._held, tokens[:-1])
+        self._held = list(tokens[:same])  # what is true whatever interrupts this
+        for start in range(same, len(tokens), _CHUNK):
+            chunk = list(tokens[start : start + _CHUNK])
+            rows = len(chunk)
+            self._reserve(start + rows)
+            seen = np.tri(rows, dtype=np.bool_)
+            logits, states = self._run(chunk, np.arange(rows), seen, start, rows, start + rows, asked=1)
+        self._held = list(tokens)
+        return Forward(logits, states if self._hidden else None)
+
+    def forward(self, last: int, draft: Draft) -> Forward:
+        """One pass over the last committed token and n draft nodes: n + 1 rows of logits, valid until the next pass."""
+        draft.check_tokens(self._vocabulary)
+        self._pending = [last, *draft.tokens.tolist()]
+        rows, start = len(self._pending), len(self._held)
+        seen = np.eye(rows, dtype=np.bool_)
+        seen[:, 0] = True
+        seen[1:, 1:] = draft.ancestors()
+        depths = np.concatenate([[0], draft.depths()])
+        padded = next((bucket for bucket in _BUCKETS if bucket >= rows), rows)
+        self._reserve(start + padded)
+        span = min(self._room, -(-(start + padded) // _SPAN) * _SPAN)
+        logits, states = self._run(self._pending, depths, seen, start, padded, span, asked=padded)
+        return Forward(logits[:rows], states[:rows] if self._hidden else None)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Cut the cache back to the committed text: the last token and the accepted path."""
+        rows = [0, *(node + 1 for node in path)]
+        start = len(self._held)
+        if rows != list(range(len(rows))):
+            source = torch.tensor([start + row for row in rows], device=self._device)
+            for cache in (self._keys, self._values):
+                cache[:, :, start : start + len(rows)] = cache[:, :, source]
+        self._held += [self._pending[row] for row in rows]
+
+    def _run(
+        self,
+        tokens: list[int],
+        depths: NDArray[Any],
+        seen: NDArray[np.bool_],
+        start: int,
+        rows: int,
+        span: int,
+        asked: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = self._inputs(tokens, depths, seen, start, rows, span)
+        if self._graphs is None or asked != rows or rows not in _BUCKETS or span % _SPAN:
+            return self._net.run(inputs, self._keys, self._values, asked)
+        if (rows, span) not in self._graphs:
+            self._graphs[rows, span] = _Captured(self._net, inputs, self._keys, self._values)
+        return self._graphs[rows, span].replay(inputs)
+
+    def _inputs(
+        self, tokens: list[int], depths: NDArray[Any], seen: NDArray[np.bool_], start: int, rows: int, span: int
+    ) -> dict[str, torch.Tensor]:
+        """What a pass of `rows` rows over the first `span` entries of the cache reads; rows that nobody asked for are
+        padding, which sees itself only and is written behind the others.
+        """
+        used = len(tokens)
+        ids = np.zeros(rows, np.int64)
+        ids[:used] = tokens
+        positions = np.full(rows, start, np.int64)
+        positions[:used] = start + depths
+        window = self._net.window
+        masks = np.zeros((2 if window else 1, rows, span), np.bool_)
+        masks[:, :, :start] = True
+        masks[:, :used, start : start + used] = seen
+        masks[:, :used, start + used :] = False
+        for row in range(used, rows):
+            masks[:, row, :] = False
+            masks[:, row, start + row] = True
+        if window:
+            at = np.full(span, -1, np.int64)
+            at[:start] = np.arange(start)
+            at[start : start + rows] = positions
+            masks[1, :used] &= at[None] > (positions[:used] - window)[:, None]
+        return {
+            "ids": torch.from_numpy(ids).to(self._device),
+            "positions": torch.from_numpy(positions).to(self._device),
+            "slots": torch.arange(start, start + rows, device=self._device),
+            "masks": torch.from_numpy(masks).to(self._device),
+        }
+
+    def _reserve(self, length: int) -> None:
+        """Room for so many positions; what was captured over smaller buffers is forgotten with them."""
+        if length <= self._room:
+            return
+        room = -(-max(length, min(2 * self._room, self._context_length + _BUCKETS[-1])) // _SPAN) * _SPAN
+        keys, values = self._net.caches(room)
+        if self._room:
+            keys[:, :, : self._room], values[:, :, : self._room] = self._keys, self._values
+        self._keys, self._values, self._room = keys, values, room
+        self._net.reserve(room)
+        if self._graphs is not None:
+            self._graphs = {}
+
+
+class _Block(NamedTuple):
+    """One layer's weights; None where the model has none."""
+
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    out: torch.Tensor
+    out_bias: torch.Tensor | None
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+    norm_in: torch.Tensor
+    norm_mlp: torch.Tensor
+    norm_q: torch.Tensor | None
+    norm_k: torch.Tensor | None
+
+
+class _Network:
+    """The weights on their device, and a pass over them."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        config = model.config
+
+        def get(name: str) -> torch.Tensor | None:
+            tensor = model.tensor(name)
+            return None if tensor is None else tensor.detach().to(self.device, self.dtype)
+
+        def need(name: str) -> torch.Tensor:
+            tensor = get(name)
+            if tensor is None:
+                raise ModelError(
+                    f"the model {model.name} does not load: {name} is missing",
+                    "the checkpoint and its config.json disagree; copy it again if it is damaged",
+                )
+            return tensor
+
+        self.device, self.dtype = model.device, getattr(torch, model.dtype)
+        self.layers = int(config.num_hidden_layers)
+        self.heads = int(config.num_attention_heads)
+        self.kv_heads = int(getattr(config, "num_key_value_heads", None) or self.heads)
+        self.head = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
+        self.epsilon = float(config.rms_norm_eps)
+        per_layer = windows(config, self.layers)
+        self.window = max(per_layer)
+        self._windowed = [size > 0 for size in per_layer]
+        self._config = config
+        self._rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._blocks = [_block(f"model.layers.{layer}.", get, need) for layer in range(self.layers)]
+        self._embedding = need("model.embed_tokens.weight")
+        self._norm = need("model.norm.weight")
+        self._lm_head = self._embedding if config.tie_word_embeddings else need("lm_head.weight")
+
+    def caches(self, room: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, [layers, key-value heads, room, head], zeroed: what is masked must still be a number."""
+        shape = (self.layers, self.kv_heads, room, self.head)
+        return tuple(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))  # type: ignore[return-value]
+
+    def reserve(self, room: int) -> None:
+        """Rotary factors of so many positions, by transformers' own definition."""
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        rotary = LlamaRotaryEmbedding(self._config)
+        with torch.inference_mode():
+            cosine, sine = rotary(torch.empty(0), torch.arange(room)[None])
+        self._rotary = cosine[0].to(self.device), sine[0].to(self.device)
+
+    @torch.inference_mode()
+    def run(
+        self, inputs: dict[str, torch.Tensor], keys: torch.Tensor, values: torch.Tensor, asked: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [asked, vocabulary] and final states [asked, hidden] of the last rows; writes the caches."""
+        assert self._rotary is not None, "reserve comes first"
+        rows, span = inputs["masks"].shape[1:]
+        shared = self.heads // self.kv_heads
+        sizes = [count * self.head for count in (self.heads, self.kv_heads, self.kv_heads)]
+        cosine, sine = (one[inputs["positions"]][:, None] for one in self._rotary)
+        # Query rows that share keys stand together, so that the mask is repeated, not the keys.
+        hidden_from = [~mask.repeat_interleave(shared, 0)[None] for mask in inputs["masks"]]
+        x = functional.embedding(inputs["ids"], self._embedding)
+        for layer, block in enumerate(self._blocks):
+            projected = functional.linear(self._normed(x, block.norm_in), block.qkv, block.qkv_bias)
+            query, key, value = torch.split(projected, sizes, -1)
+            query, key = query.view(rows, self.heads, self.head), key.view(rows, self.kv_heads, self.head)
+            if block.norm_q is not None and block.norm_k is not None:
+                query, key = self._normed(query, block.norm_q), self._normed(key, block.norm_k)
+            query, key = _rotated(query, cosine, sine), _rotated(key, cosine, sine)
+            keys[layer].index_copy_(1, inputs["slots"], key.transpose(0, 1))
+            values[layer].index_copy_(1, inputs["slots"], value.view(rows, self.kv_heads, self.head).transpose(0, 1))
+            grouped = (
+                query.view(rows, self.kv_heads, shared, self.head)
+                .permute(1, 0, 2, 3)
+                .reshape(self.kv_heads, rows * shared, self.head)
+            )
+            scores = torch.matmul(grouped, keys[layer, :, :span].transpose(1, 2)).float() * self.head**-0.5
+            scores.masked_fill_(hidden_from[1 if self._windowed[layer] else 0], float("-inf"))
+            mixed = torch.matmul(scores.softmax(-1).to(self.dtype), values[layer, :, :span])
+            mixed = mixed.view(self.kv_heads, rows, shared, self.head).permute(1, 0, 2, 3).reshape(rows, -1)
+            x = x + functional.linear(mixed, block.out, block.out_bias)
+            gate, up = functional.linear(self._normed(x, block.norm_mlp), block.gate_up, block.gate_up_bias).chunk(
+                2, -1
+            )
+            x = x + functional.linear(functional.silu(gate) * up, block.down, block.down_bias)
+        states = self._normed(x[-asked:], self._norm)
+        return functional.linear(states, self._lm_head), states
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)).to(x.dtype)
+
+
+class _Captured:
+    """One size of pass as a CUDA graph over buffers of its own."""
+
+    def __init__(
+        self, network: _Network, inputs: dict[str, torch.Tensor], keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        rows = len(inputs["ids"])
+        # Once or twice outside the graph: libraries allocate and choose kernels at their first calls.
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                network.run(self._inputs, keys, values, asked=rows)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._logits, self._states = network.run(self._inputs, keys, values, asked=rows)
+
+    def replay(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        for name, tensor in inputs.items():
+            self._inputs[name].copy_(tensor)
+        self._graph.replay()
+        return self._logits, self._states
+
+
+_networks: WeakKeyDictionary[LanguageModel, _Network] = WeakKeyDictionary()
+"""Weights are shared by all targets of a model."""
+
+
+def _rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    low, high = x.chunk(2, -1)
+    return x * cosine.to(x.dtype) + torch.cat([-high, low], -1) * sine.to(x.dtype)
+
+
+def _block(at: str, get: Callable[[str], torch.Tensor | None], need: Callable[[str], torch.Tensor]) -> _Block:
+    def joined(names: list[str]) -> torch.Tensor:
+        return torch.cat([need(name) for name in names])
+
+    def biases(names: list[str]) -> torch.Tensor | None:
+        return None if get(f"{names[0]}.bias") is None else joined([f"{name}.bias" for name in names])
+
+    projections = [f"{at}self_attn.{one}_proj" for one in "qkv"]
+    gates = [f"{at}mlp.{one}_proj" for one in ("gate", "up")]
+    return _Block(
+        qkv=joined([f"{name}.weight" for name in projections]),
+        qkv_bias=biases(projections),
+        out=need(f"{at}self_attn.o_proj.weight"),
+        out_bias=get(f"{at}self_attn.o_proj.bias"),
+        gate_up=joined([f"{name}.weight" for name in gates]),
+        gate_up_bias=biases(gates),
+        down=need(f"{at}mlp.down_proj.weight"),
+        down_bias=get(f"{at}mlp.down_proj.bias"),
+        norm_in=need(f"{at}input_layernorm.weight"),
+        norm_mlp=need(f"{at}post_attention_layernorm.weight"),
+        norm_q=get(f"{at}self_attn.q_norm.weight"),
+        norm_k=get(f"{at}self_attn.k_norm.weight"),
+    )
