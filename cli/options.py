@@ -45,7 +45,7 @@ TrustRemoteCode = Annotated[
 Runtime = Annotated[
     str,
     typer.Option(
-        help="How the model is run: cpu (Llama-like, float32), generic (transformers), or auto: the fastest that can.",
+        help="cpu (Llama-like, float32), cuda (Llama-like), generic (transformers), or auto: the fastest proven one.",
         rich_help_panel="Model",
     ),
 ]
