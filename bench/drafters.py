@@ -27,6 +27,10 @@ from specds.reference import generate_plain
 from specds.sampling import Sampling
 
 
+# transformers' own ways of generating, timed beside ours with --generate.
+REFERENCES: dict[str, dict[str, int]] = {"generate": {}, "generate, lookup": {"prompt_lookup_num_tokens": 10}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", nargs="+", required=True)
@@ -50,7 +54,7 @@ def main() -> None:
     engines = {name: engine(model, name, stores, options.budget, sampling) for name in options.methods.split(",")}
     prompts = [prompt for file in options.prompts for prompt in spread(file, options.limit)]
     rows: list[dict[str, Any]] = []
-    methods: list[str] = [*engines, *(["generate"] if options.generate else [])]
+    methods: list[str] = [*engines, *(REFERENCES if options.generate else [])]
     for method in methods:
         measure(model, engines, method, prompts[0][1], 16)
     for number, (file, prompt) in enumerate(prompts):
@@ -85,10 +89,10 @@ def spread(file: str, limit: int) -> list[tuple[str, Prompt]]:
 def measure(model: Any, engines: dict[str, Engine], method: str, prompt: Prompt, length: int) -> dict[str, Any]:
     time.sleep(0.05)  # torch's threads go on spinning for a while after `generate`
     began = time.perf_counter()
-    if method == "generate":
+    if method in REFERENCES:
         first = prompt.turns[0]
         tokens = model.tokenizer.prompt(first[0]["content"]) if prompt.raw else model.tokenizer.chat(list(first))
-        text = generate_plain(model, tokens, length)
+        text = generate_plain(model, tokens, length, **REFERENCES[method])
         return {"text": text, "seconds": time.perf_counter() - began, "steps": len(text), "drafted": 0, "accepted": 0}
     answer = engines[method].answer(prompt, length)
     seconds = time.perf_counter() - began

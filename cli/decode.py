@@ -28,7 +28,7 @@ def decode(
         typer.Option(
             "--drafter",
             "-d",
-            help="none, pld, rest or dresd; see `specds drafters`. Default: dresd or rest, whichever index the "
+            help="See `specds drafters` for the names. Default: dresd or rest, whichever index the "
             "stores have; pld without a store.",
         ),
     ] = None,

@@ -18,7 +18,8 @@ def drafters() -> None:
     out = screen(stderr=False)
     for name in DRAFTERS:
         found = load(DRAFTERS, name, "drafter")
-        needs = f"  [dim](needs --store with a {found.index} index)[/dim]" if found.index else ""
+        verb = "needs" if found.store_required else "takes"
+        needs = f"  [dim]({verb} --store with a {found.index} index)[/dim]" if found.index else ""
         out.print(f"[bold]{name}[/bold]: {found.summary}{needs}")
         if found.source:
             out.print(f"  {found.source}")

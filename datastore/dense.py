@@ -77,6 +77,10 @@ class DenseIndex:
         real = (rows >= 0) & (rows < len(self.positions))
         return similarity[real], self.positions[rows[real]].astype(np.int64)
 
+    def starting_with(self, positions: NDArray[np.int64], token: int) -> NDArray[np.int64]:
+        """Indices of the positions at which a token stands."""
+        return np.flatnonzero(self.tokens[np.clip(positions, 0, len(self.tokens) - 1)] == token)
+
     def continuations(self, positions: NDArray[np.int64], length: int) -> list[NDArray[np.int64]]:
         """Up to `length` tokens from each position on, cut at the document's end."""
         at = positions[:, None] + np.arange(length)

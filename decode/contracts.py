@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from specds.decode.draft import Draft
@@ -22,8 +21,14 @@ class Signal(Enum):
     HIDDEN = "hidden"
     """float32[m, d]: the last layer's final-normed hidden state of the rows that produced the committed tokens."""
 
+    TOPK = "topk"
+    """int32[n + 1, TOP]: the likeliest next tokens, best first, after the last token and after each draft node."""
 
-Signals = Mapping[Signal, NDArray[np.float32]]
+
+TOP = 8
+"""Tokens of the TOPK signal."""
+
+Signals = Mapping[Signal, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class Step:
         draft: what was proposed (after trimming to budget and to what is left to generate).
         path: the accepted draft nodes.
         tokens: the committed tokens: the accepted ones and the target's own, cut at a stop token.
-        signals: what the drafter asked for, one row for each of `tokens`.
+        signals: what the drafter asked for.
         draft_seconds, forward_seconds, verify_seconds, commit_seconds: wall time of each part. Fetching signals
             counts as drafting. A GPU works while the CPU goes on, so that there the wait for the forward pass
             shows up where its result is read, in verify_seconds.
@@ -89,7 +94,9 @@ class Step:
 class Drafter(Protocol):
     """Proposes drafts for one request; speaks numpy, so that it can serve inside another engine."""
 
-    needs: ClassVar[frozenset[Signal]]
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """What the target must hand over at each step."""
 
     def start(self, prompt: Sequence[int]) -> None:
         """A new request: forget the last one, take the prompt's token ids."""

@@ -102,7 +102,7 @@ class Engine:
             raise UsageError(f"--budget is {self.budget}", "0 (no drafts) or more")
         self._class = load(DRAFTERS, self.drafter, "drafter")
         self._options = parse_options(self._class.Options, self.drafter_options, f"drafter {self.drafter}")
-        if self._class.index and not self.stores:
+        if self._class.store_required and not self.stores:
             raise UsageError(
                 f"drafter {self.drafter} looks things up in a datastore, and none is given",
                 f"add --store S, a store with a {self._class.index} index",
@@ -110,7 +110,7 @@ class Engine:
         self._indexes = [self._index(store) for store in self.stores]
         make_verifier(self.verifier, self.sampling, ())
         runtime = choose_runtime(self.model, self.runtime)
-        self._target = make_target(self.model, runtime, hidden=Signal.HIDDEN in self._class.needs)
+        self._target = make_target(self.model, runtime, hidden=Signal.HIDDEN in self.make_drafter().needs)
 
         self._budget = self._make_budget(runtime)
 

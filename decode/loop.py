@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from time import perf_counter
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specds.decode.budget import Budget
-from specds.decode.contracts import Drafter, Forward, Signal, Signals, Step, Target, Verdict, Verifier
+from specds.decode.contracts import TOP, Drafter, Forward, Signal, Signals, Step, Target, Verdict, Verifier
 from specds.decode.draft import empty
+from specds.decode.top import top_ids
 from specds.reference import until_stop
 
 
@@ -73,9 +76,11 @@ def decode(
 
 
 def _signals(drafter: Drafter, forward: Forward, verdict: Verdict, committed: int) -> Signals:
-    if Signal.HIDDEN not in drafter.needs or forward.hidden is None:
-        return {}
-    # Token i of the step was predicted by row 0 and then by the row of the i-th accepted node.
-    rows = [0, *(node + 1 for node in verdict.path)][:committed]
-    hidden = forward.hidden[rows].float().cpu().numpy()
-    return {Signal.HIDDEN: np.ascontiguousarray(hidden)}
+    signals: dict[Signal, NDArray[Any]] = {}
+    if Signal.HIDDEN in drafter.needs and forward.hidden is not None:
+        # Token i of the step was predicted by row 0 and then by the row of the i-th accepted node.
+        rows = [0, *(node + 1 for node in verdict.path)][:committed]
+        signals[Signal.HIDDEN] = np.ascontiguousarray(forward.hidden[rows].float().cpu().numpy())
+    if Signal.TOPK in drafter.needs:
+        signals[Signal.TOPK] = top_ids(forward.logits, TOP)
+    return signals

@@ -31,8 +31,12 @@ PLAIN: dict[str, Any] = {
 what `specds decode` writes is what the logits say."""
 
 
-def generate_plain(model: LanguageModel, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
-    """The token ids that `model.generate(do_sample=False)` puts after a prompt, a stop token included."""
+def generate_plain(model: LanguageModel, prompt: Sequence[int], max_new_tokens: int, **more: Any) -> list[int]:
+    """The token ids that `model.generate(do_sample=False)` puts after a prompt, a stop token included.
+
+    Args:
+        more: further arguments of `generate`, such as `prompt_lookup_num_tokens`.
+    """
     import torch
 
     output = model.network.generate(
@@ -42,6 +46,7 @@ def generate_plain(model: LanguageModel, prompt: Sequence[int], max_new_tokens: 
         eos_token_id=sorted(model.stop_tokens) or None,
         pad_token_id=min(model.stop_tokens, default=0),
         **PLAIN,
+        **more,
     )
     tokens: list[int] = output[0, len(prompt) :].tolist()
     return tokens

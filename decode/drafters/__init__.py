@@ -5,6 +5,9 @@ from __future__ import annotations
 DRAFTERS = {
     "none": "specds.decode.drafters.none:Null",
     "pld": "specds.decode.drafters.pld:PromptLookup",
+    "recycling": "specds.decode.drafters.recycling:Recycling",
+    "logitspec": "specds.decode.drafters.logitspec:LogitSpec",
+    "sam": "specds.decode.drafters.sam:Sam",
     "rest": "specds.decode.drafters.rest:Rest",
     "dresd": "specds.decode.drafters.dresd:Dresd",
 }

@@ -29,6 +29,7 @@ class Dresd:
     summary: ClassVar[str] = "nearest hidden states in a store's dense index, their continuations as a tree"
     source: ClassVar[str] = "DReSD"
     index: ClassVar[str | None] = "dense"
+    store_required: ClassVar[bool] = True
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HIDDEN})
 
     def __init__(self, options: Options, indexes: Sequence[DenseIndex]) -> None:
@@ -53,11 +54,12 @@ class Dresd:
         found: list[tuple[float, NDArray[np.int64]]] = []
         for index in self._indexes:
             similarity, positions = index.search(self._hidden, self._options.neighbours)
-            follows = index.continuations(positions, self._options.length + 1)
+            right = index.starting_with(positions, self._picked)
+            follows = index.continuations(positions[right], self._options.length + 1)
             found += [
                 (float(sim), tokens[1:])
-                for sim, tokens in zip(similarity, follows, strict=True)
-                if len(tokens) > 1 and tokens[0] == self._picked
+                for sim, tokens in zip(similarity[right], follows, strict=True)
+                if len(tokens) > 1
             ]
         if len(self._indexes) > 1:
             found.sort(key=lambda one: -one[0])

@@ -20,6 +20,7 @@ class Null:
     summary: ClassVar[str] = "nothing is drafted: plain decoding, the baseline"
     source: ClassVar[str] = ""
     index: ClassVar[str | None] = None
+    store_required: ClassVar[bool] = False
     needs: ClassVar[frozenset[Signal]] = frozenset()
 
     def __init__(self, options: Options, indexes: Sequence[object] = ()) -> None:

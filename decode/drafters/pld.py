@@ -32,6 +32,7 @@ class PromptLookup:
     summary: ClassVar[str] = "copies what followed the same n-gram earlier in the prompt or the answer"
     source: ClassVar[str] = "Prompt lookup decoding (Saxena, 2023)"
     index: ClassVar[str | None] = None
+    store_required: ClassVar[bool] = False
     needs: ClassVar[frozenset[Signal]] = frozenset()
 
     def __init__(self, options: Options, indexes: Sequence[object] = ()) -> None:
@@ -50,7 +51,7 @@ class PromptLookup:
         """A chain of at most `length` tokens; a token's score is the share of all matches that agree so far."""
         tokens = self._context.tokens
         for size in range(self._options.max_ngram, self._options.min_ngram - 1, -1):
-            follows = _continuations(tokens, size)
+            follows = continuations(tokens, tokens[len(tokens) - size :]) if size < len(tokens) else tokens[:0]
             if len(follows):
                 end = min(int(follows[0]) + min(self._options.length, budget), len(tokens))
                 copied = tokens[follows[0] : end]
@@ -58,15 +59,15 @@ class PromptLookup:
         return empty()
 
 
-def _continuations(tokens: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Where earlier occurrences of the last `size` tokens are continued, ascending."""
-    last = len(tokens) - size
+def continuations(tokens: NDArray[np.int64], ngram: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where occurrences of an n-gram are continued, ascending; those at the very end are not."""
+    last = len(tokens) - len(ngram)
     if last <= 0:
         return np.empty(0, np.int64)
-    hits = tokens[:last] == tokens[last]
-    for offset in range(1, size):
-        hits &= tokens[offset : last + offset] == tokens[last + offset]
-    return np.flatnonzero(hits) + size
+    hits = tokens[:last] == ngram[0]
+    for offset in range(1, len(ngram)):
+        hits &= tokens[offset : last + offset] == ngram[offset]
+    return np.flatnonzero(hits) + len(ngram)
 
 
 def _agreement(tokens: NDArray[np.int64], follows: NDArray[np.int64], copied: NDArray[np.int64]) -> list[float]:

@@ -31,6 +31,7 @@ class Rest:
     summary: ClassVar[str] = "longest suffix of the context in a store's suffix index, counted continuations as a tree"
     source: ClassVar[str] = "REST (He et al., 2023)"
     index: ClassVar[str | None] = "suffix"
+    store_required: ClassVar[bool] = True
     needs: ClassVar[frozenset[Signal]] = frozenset()
 
     def __init__(self, options: Options, indexes: Sequence[SuffixIndex]) -> None:
