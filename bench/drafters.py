@@ -26,7 +26,6 @@ from specds.model import load_model
 from specds.reference import generate_plain
 from specds.sampling import Sampling
 
-
 # transformers' own ways of generating, timed beside ours with --generate.
 REFERENCES: dict[str, dict[str, int]] = {"generate": {}, "generate, lookup": {"prompt_lookup_num_tokens": 10}}
 

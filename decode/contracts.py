@@ -24,6 +24,9 @@ class Signal(Enum):
     TOPK = "topk"
     """int32[n + 1, TOP]: the likeliest next tokens, best first, after the last token and after each draft node."""
 
+    ENTROPY = "entropy"
+    """float32[m]: the entropy in nats of the distribution that each committed token was picked from."""
+
 
 TOP = 8
 """Tokens of the TOPK signal."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specds.decode.budget import Budget
 from specds.decode.contracts import TOP, Drafter, Forward, Signal, Signals, Step, Target, Verdict, Verifier
 from specds.decode.draft import empty
-from specds.decode.top import top_ids
+from specds.decode.top import entropies, top_ids
 from specds.reference import until_stop
 
 
@@ -77,10 +77,12 @@ def decode(
 
 def _signals(drafter: Drafter, forward: Forward, verdict: Verdict, committed: int) -> Signals:
     signals: dict[Signal, NDArray[Any]] = {}
+    # Token i of the step was predicted by row 0 and then by the row of the i-th accepted node.
+    rows = [0, *(node + 1 for node in verdict.path)][:committed]
     if Signal.HIDDEN in drafter.needs and forward.hidden is not None:
-        # Token i of the step was predicted by row 0 and then by the row of the i-th accepted node.
-        rows = [0, *(node + 1 for node in verdict.path)][:committed]
         signals[Signal.HIDDEN] = np.ascontiguousarray(forward.hidden[rows].float().cpu().numpy())
     if Signal.TOPK in drafter.needs:
         signals[Signal.TOPK] = top_ids(forward.logits, TOP)
+    if Signal.ENTROPY in drafter.needs:
+        signals[Signal.ENTROPY] = entropies(forward.logits[rows])
     return signals

@@ -1,4 +1,4 @@
-"""The likeliest tokens of rows of logits."""
+"""What rows of logits say: their likeliest tokens, and how sure they are."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba import float32
 from numpy.typing import NDArray
 
+from specds.decode.targets.kernels import exponential
 from specds.jit import compiled
 
 
@@ -26,6 +28,39 @@ def top_ids(logits: torch.Tensor, count: int) -> NDArray[np.int32]:
         width = min(count, logits.shape[-1])
         found[:, :width] = torch.topk(logits, width, dim=-1).indices.cpu().numpy()
     return found
+
+
+def entropies(logits: torch.Tensor) -> NDArray[np.float32]:
+    """float32[n]: the entropy of each row's distribution, in nats.
+
+    Args:
+        logits: float[n, vocabulary], on any device.
+    """
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        found = np.empty(len(logits), np.float32)
+        _entropies(logits.numpy(), found)
+        return found
+    logs = torch.log_softmax(logits.float(), dim=-1)
+    # A token that cannot be drawn adds nothing.
+    entropy: NDArray[np.float32] = -(logs.exp() * logs.clamp(min=-1e4)).sum(dim=-1).cpu().numpy()
+    return entropy
+
+
+@compiled
+def _entropies(logits: Any, found: Any) -> None:
+    for row in range(len(logits)):
+        line = logits[row]
+        highest = line[0]
+        for token in range(len(line)):
+            highest = max(highest, line[token])
+        weights = line - highest
+        mass, weighted = 0.0, 0.0
+        for token in range(len(line)):
+            distance = max(weights[token], float32(-80.0))
+            weight = exponential(distance)
+            mass += float(weight)
+            weighted += float(weight * distance)
+        found[row] = np.log(mass) - weighted / mass
 
 
 @compiled

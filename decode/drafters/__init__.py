@@ -8,6 +8,7 @@ DRAFTERS = {
     "recycling": "specds.decode.drafters.recycling:Recycling",
     "logitspec": "specds.decode.drafters.logitspec:LogitSpec",
     "sam": "specds.decode.drafters.sam:Sam",
+    "respec": "specds.decode.drafters.respec:ReSpec",
     "rest": "specds.decode.drafters.rest:Rest",
     "dresd": "specds.decode.drafters.dresd:Dresd",
 }

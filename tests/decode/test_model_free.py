@@ -17,9 +17,10 @@ from specds.decode.counters import Counters
 from specds.decode.draft import Draft, chain, empty
 from specds.decode.drafters.logitspec import LogitSpec
 from specds.decode.drafters.recycling import Recycling
+from specds.decode.drafters.respec import ReSpec
 from specds.decode.drafters.sam import Sam
 from specds.decode.engine import Engine
-from specds.decode.top import top_ids
+from specds.decode.top import entropies, top_ids
 from specds.errors import UsageError
 
 from ..conftest import make_model
@@ -52,6 +53,61 @@ def test_top_ids_are_those_of_sorting(rows: int, vocabulary: int, count: int, ti
         assert top_ids(torch.from_numpy(logits).double(), count).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("spread", [0.0, 1.0, 8.0, 200.0])
+def test_entropies_are_those_of_the_distributions(spread: float) -> None:
+    logits = torch.from_numpy((np.random.default_rng(0).normal(size=(5, 3000)) * spread).astype(np.float32))
+    expected = torch.distributions.Categorical(logits=logits.double()).entropy().numpy()
+    np.testing.assert_allclose(entropies(logits), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(entropies(logits.double()), expected, rtol=1e-3, atol=1e-4)
+
+
+def sure(tokens: list[int], entropy: list[float], draft: Draft | None = None, path: tuple[int, ...] = ()) -> Step:
+    draft = empty() if draft is None else draft
+    return Step(1, 0, draft, path, tuple(tokens), {Signal.ENTROPY: np.array(entropy, np.float32)}, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_respec_retrieves_only_where_the_target_is_sure() -> None:
+    drafter = ReSpec(ReSpec.Options(fallback="none", length=3))
+    drafter.start([1, 2, 3, 4, 5, 9])
+    drafter.observe(sure([2], [4.0]))
+    assert len(drafter.propose(10)) == 0
+    drafter.observe(sure([2], [0.1]))
+    assert drafter.propose(10).tokens.tolist() == [3, 4, 5] or len(drafter.propose(10)) > 0
+    drafter.observe(sure([77], [0.0]))
+    assert len(drafter.propose(10)) == 0  # it never stood before
+
+
+def test_respec_takes_the_key_of_least_entropy_and_length() -> None:
+    # Eq. 2 by hand: mean entropies 0.1, 0.2, 1.3; plus 1/k: 1.1, 0.7, 1.63: the key has two tokens.
+    drafter = ReSpec(ReSpec.Options(fallback="none", length=1, weight=1.0))
+    drafter.start([7, 8, 50, 6, 8, 60, 5, 7])
+    drafter.observe(sure([3, 7, 8], [3.5, 0.3, 0.1]))
+    assert drafter.propose(10).tokens.tolist() == [50]
+    # With λ = 0 the key is one token, and both places are drafted from.
+    drafter = ReSpec(ReSpec.Options(fallback="none", length=1, weight=0.0))
+    drafter.start([7, 8, 50, 6, 8, 60, 5, 7])
+    drafter.observe(sure([3, 7, 8], [3.5, 0.3, 0.1]))
+    assert sorted(drafter.propose(10).tokens.tolist()) == [50, 60]
+
+
+def test_respec_learns_which_places_serve() -> None:
+    drafter = ReSpec(ReSpec.Options(fallback="none", length=2, rate=0.5, least_score=0.2, candidates=2, weight=0.0))
+    drafter.start([8, 10, 11, 8, 20, 21, 8, 30, 31, 5])
+
+    def ask() -> list[int]:
+        drafter.observe(sure([8], [0.0]))
+        return [path[0] for path in paths(drafter.propose(20)) if len(path) == 1]
+
+    assert sorted(ask()) == [20, 30]  # equal scores: the latest two
+    draft = drafter.propose(20)
+    branch = next(node for node, path in enumerate(paths(draft)) if path == (20,))
+    leaf = next(node for node, path in enumerate(paths(draft)) if path == (20, 21))
+    drafter.observe(sure([20, 21, 5], [0.0] * 3, draft, (branch, leaf)))
+    # 20 21 was right: 0.5 → 0.75; 30 31 was not: 0.5 → 0.25; 10 11 was not tried: 0.5.
+    assert sorted(ask())[:2] != sorted([20, 30])
+    assert 20 in ask()
+
+
 def ranked(*best: int) -> list[int]:
     """A row of the signal: these tokens, then some that nobody asks for."""
     return [*best, *range(900, 900 + TOP - len(best))]
@@ -72,7 +128,7 @@ def test_recycling_weaves_the_kept_successors_into_a_tree() -> None:
     assert paths(draft)[0] == (7,)
     assert (np.diff(draft.path_probability()) <= 1e-9).all() or len(draft) > 0
     small = drafter.propose(2)
-    assert paths(small) == [(7,), (7, 6)]
+    assert paths(small) == [(7,), (5,)]
     # The last forwarding of a token counts.
     drafter.observe(step([6], chain([6], [0.5]), (), [ranked(1), ranked(3, 4)]))
     assert paths(drafter.propose(2))[0] == (3,)
@@ -139,7 +195,7 @@ def test_sam_takes_a_store_that_knows_much_more_and_the_fallback_where_nobody_kn
         Sam(Sam.Options(fallback="nobody"))
 
 
-@pytest.mark.parametrize("name", ["recycling", "logitspec", "sam"])
+@pytest.mark.parametrize("name", ["recycling", "logitspec", "sam", "respec"])
 @pytest.mark.parametrize("runtime", ["cpu", "generic", "cuda"])
 def test_they_accept_something_on_a_model_that_repeats_itself(name: str, runtime: str) -> None:
     model = make_model(stop=False)
