@@ -84,5 +84,5 @@ def _signals(drafter: Drafter, forward: Forward, verdict: Verdict, committed: in
     if Signal.TOPK in drafter.needs:
         signals[Signal.TOPK] = top_ids(forward.logits, TOP)
     if Signal.ENTROPY in drafter.needs:
-        signals[Signal.ENTROPY] = entropies(forward.logits[rows])
+        signals[Signal.ENTROPY] = entropies(forward.logits, rows)
     return signals

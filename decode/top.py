@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,26 +31,28 @@ def top_ids(logits: torch.Tensor, count: int) -> NDArray[np.int32]:
     return found
 
 
-def entropies(logits: torch.Tensor) -> NDArray[np.float32]:
-    """float32[n]: the entropy of each row's distribution, in nats.
+def entropies(logits: torch.Tensor, rows: Sequence[int]) -> NDArray[np.float32]:
+    """float32[m]: the entropies of some rows' distributions, in nats.
 
     Args:
         logits: float[n, vocabulary], on any device.
+        rows: m of its rows.
     """
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        found = np.empty(len(logits), np.float32)
-        _entropies(logits.numpy(), found)
+        found = np.empty(len(rows), np.float32)
+        # Not by torch: its threads would wake up, and spin for a while beside the target's next pass.
+        _entropies(logits.numpy(), np.array(rows), found)
         return found
-    logs = torch.log_softmax(logits.float(), dim=-1)
+    logs = torch.log_softmax(logits[list(rows)].float(), dim=-1)
     # A token that cannot be drawn adds nothing.
     entropy: NDArray[np.float32] = -(logs.exp() * logs.clamp(min=-1e4)).sum(dim=-1).cpu().numpy()
     return entropy
 
 
 @compiled
-def _entropies(logits: Any, found: Any) -> None:
-    for row in range(len(logits)):
-        line = logits[row]
+def _entropies(logits: Any, rows: Any, found: Any) -> None:
+    for place in range(len(rows)):
+        line = logits[rows[place]]
         highest = line[0]
         for token in range(len(line)):
             highest = max(highest, line[token])
@@ -60,7 +63,7 @@ def _entropies(logits: Any, found: Any) -> None:
             weight = exponential(distance)
             mass += float(weight)
             weighted += float(weight * distance)
-        found[row] = np.log(mass) - weighted / mass
+        found[place] = np.log(mass) - weighted / mass
 
 
 @compiled

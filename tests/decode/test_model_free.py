@@ -57,8 +57,8 @@ def test_top_ids_are_those_of_sorting(rows: int, vocabulary: int, count: int, ti
 def test_entropies_are_those_of_the_distributions(spread: float) -> None:
     logits = torch.from_numpy((np.random.default_rng(0).normal(size=(5, 3000)) * spread).astype(np.float32))
     expected = torch.distributions.Categorical(logits=logits.double()).entropy().numpy()
-    np.testing.assert_allclose(entropies(logits), expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(entropies(logits.double()), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(entropies(logits, range(5)), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(entropies(logits.double(), range(5)), expected, rtol=1e-3, atol=1e-4)
 
 
 def sure(tokens: list[int], entropy: list[float], draft: Draft | None = None, path: tuple[int, ...] = ()) -> Step:
