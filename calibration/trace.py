@@ -83,10 +83,12 @@ class TraceWriter:
             with pq.ParquetFile(self._path) as old:
                 if not old.schema_arrow.equals(_schema()):
                     raise pa.ArrowInvalid("its columns are others")
+                count = 0
                 for batch in old.iter_batches(_ROWS):
                     kept = batch.filter(pc.is_in(batch["prompt"], pa.array(list(prompts), pa.string())))
                     self._writer.write_batch(kept)
-                    self._written |= bool(len(kept))
+                    count += len(kept)
+            self._written |= count > 0  # not before all of it was read: the old file is replaced then
         except pa.ArrowInvalid as error:
             raise OutputError(f"{self._path} is not a trace: {first_line(error)}", "choose another --trace") from error
         except OSError as error:

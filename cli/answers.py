@@ -64,6 +64,8 @@ def request_key(engine: Engine, row: Prompt | BadRow, max_new_tokens: int) -> st
         content,
         engine.model.fingerprint,
         engine.model.dtype,
+        [engine.model.tokenizer.fingerprint, str(getattr(engine.model.tokenizer.hf, "chat_template", None))],
+        sorted(engine.model.stop_tokens),
         [sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed],
         max_new_tokens,
         None if engine.lossless else [engine.verifier, engine.drafter],

@@ -8,6 +8,8 @@ import typer
 
 from specds.cli import options
 
+_ENOUGH, _MOST = 16, 4096
+
 
 def profile(
     model: options.Model = "smollm2-135m",
@@ -47,6 +49,8 @@ def profile(
     behind = options.numbers("--contexts", contexts) if contexts else list(cost.CONTEXTS)
     if counts[0] != 1:
         raise UsageError(f"--rows begins with {counts[0]}", "1 is plain decoding, against which the others count")
+    if counts[-1] > _MOST:
+        raise UsageError(f"--rows ends with {counts[-1]}", f"at most {_MOST}")
     longest = language_model.context_length - counts[-1]
     if contexts and behind[-1] > longest:
         raise UsageError(
@@ -62,10 +66,13 @@ def profile(
             repeats=repeats,
             progress=lambda done, total: update(done, total, -1.0),
         )
-    path = cost.profile_path(language_model, runtime, torch.get_num_threads())
-    cost.save(curve, path)
     if as_json:
         print(json.dumps({"rows": curve.rows, "contexts": curve.contexts, "seconds": curve.seconds.tolist()}))
     else:
         cost_curve(f"{language_model.name}, {language_model.dtype}, {runtime} runtime", curve)
+    if counts[-1] < _ENOUGH:
+        note(f"not kept: `--budget auto` would never draft more than --rows goes to, and {_ENOUGH} is too few")
+        return
+    path = cost.profile_path(language_model, runtime, torch.get_num_threads())
+    cost.save(curve, path)
     note(f"kept in {path}")

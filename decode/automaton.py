@@ -223,6 +223,6 @@ class SuffixAutomaton:
         self._states[: self._counts[STATES]] = states[: self._counts[STATES]]
         self._edges = np.empty((3 * room + 2, 4), np.int32)
         self._edges[:count] = edges[:count]
-        self._table = np.empty(1 << (3 * room).bit_length(), np.int32)
+        self._table = np.empty(1 << (4 * room).bit_length(), np.int32)
         _refill(self._table, self._edges, count)
         self._room = room

@@ -25,6 +25,7 @@ CONTEXTS = (64, 512, 2048)
 _QUICK_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _QUICK_CONTEXT = 256
 _QUICK_SECONDS = 2.0
+_ALWAYS = 16
 _FORMAT = "specds cost curve 1"
 
 
@@ -47,12 +48,13 @@ class CostCurve:
 
         Beyond the longest context it goes on as between the two longest. Entry 0 is 0.
         """
-        line = self.seconds[0]
+        table = np.maximum.accumulate(self.seconds, axis=0)
+        line = table[0]
         if len(self.contexts) > 1:
             above = int(np.clip(np.searchsorted(self.contexts, context), 1, len(self.contexts) - 1))
             low, high = self.contexts[above - 1], self.contexts[above]
             share = max(0.0, (context - low) / (high - low))
-            line = self.seconds[above - 1] + share * (self.seconds[above] - self.seconds[above - 1])
+            line = table[above - 1] + share * (table[above] - table[above - 1])
         every = np.interp(np.arange(self.rows[-1] + 1), self.rows, np.maximum.accumulate(line))
         every[0] = 0.0
         return every
@@ -72,40 +74,43 @@ def measure(
 
     Args:
         vocabulary: token ids below it are fed; which ones does not matter to a dense model.
-        seconds: stop repeating, and then leave out the largest counts, when this much time is spent.
+        seconds: when this much time is spent, leave out counts above 16 that are not measured yet, and repeat no more.
         progress: called with (passes done, passes in all).
     """
-    began = time.perf_counter()
+    began = 0.0
     random = np.random.default_rng(0)
     found = np.zeros((len(contexts), len(rows)))
     measured = len(rows)
     passes, total = 0, len(contexts) * repeats * len(rows)
     for number, context in enumerate(contexts):
         target.prefill(random.integers(0, vocabulary, context).tolist())
-        target.forward(0, chain([1], [0.5]))  # what is allocated or compiled at first use
         samples: list[list[float]] = [[] for _ in rows]
         for repeat in range(repeats):
             for place, count in enumerate(rows[:measured]):
                 draft = chain(random.integers(0, vocabulary, count - 1), [0.5] * (count - 1))
+                if repeat == 0:  # what is allocated, captured or compiled at first use
+                    float(target.forward(0, draft).logits[-1, 0])
+                    began = began or time.perf_counter()
                 start = time.perf_counter()
                 float(target.forward(0, draft).logits[-1, 0])
                 samples[place].append(time.perf_counter() - start)
                 passes += 1
                 progress(passes, total)
-                if repeat == 0 and place and time.perf_counter() - began > seconds:
+                if repeat == 0 and count >= _ALWAYS and time.perf_counter() - began > seconds:
                     measured = place + 1
                     break
             if time.perf_counter() - began > seconds:
                 break
         found[number, :measured] = [float(np.median(one)) for one in samples[:measured]]
-    smooth = np.maximum.accumulate(found[:, :measured], axis=1)
+    # More rows and a longer context never cost less; where they seem to, the machine was busy.
+    smooth = np.maximum.accumulate(np.maximum.accumulate(found[:, :measured], axis=1), axis=0)
     return CostCurve(tuple(rows[:measured]), tuple(contexts), smooth)
 
 
 def quick(target: Target, vocabulary: int, context_length: int) -> CostCurve:
     """A curve good enough to choose drafts by, in about two seconds."""
     context = max(1, min(_QUICK_CONTEXT, context_length - _QUICK_ROWS[-1]))
-    rows = [count for count in _QUICK_ROWS if context + count <= context_length]
+    rows = [count for count in _QUICK_ROWS if context + count <= context_length] or [1]
     return measure(target, vocabulary=vocabulary, rows=rows, contexts=[context], repeats=3, seconds=_QUICK_SECONDS)
 
 
@@ -159,7 +164,7 @@ def load(path: Path) -> CostCurve | None:
         record = json.loads(path.read_bytes())
         rows, contexts = tuple(map(int, record["rows"])), tuple(map(int, record["contexts"]))
         seconds = np.array(record["seconds"], np.float64)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     ascending = all(list(one) == sorted(set(one)) for one in (rows, contexts))
     fits = seconds.shape == (len(contexts), len(rows)) and bool(np.isfinite(seconds).all() and (seconds > 0).all())

@@ -197,9 +197,10 @@ class Engine:
     def _check_prompt(self, tokens: Sequence[int]) -> None:
         if not tokens:
             raise PromptError("the prompt has no tokens", "give it some text")
-        if max(tokens) >= self.model.config.vocab_size:
+        if min(tokens) < 0 or max(tokens) >= self.model.config.vocab_size:
             raise PromptError(
-                f"the prompt has token id {max(tokens)}, and {self.model.name} knows {self.model.config.vocab_size}",
+                f"the prompt has token ids from {min(tokens)} to {max(tokens)}, "
+                f"and {self.model.name} knows {self.model.config.vocab_size}",
                 "the tokenizer is not the model's",
             )
         if len(tokens) >= self.model.context_length:

@@ -38,8 +38,8 @@ def bits(state: Any, token: Any) -> Any:
 
 @compiled
 def gumbel_of(raw: Any) -> float:
-    """A standard Gumbel draw, -log(-log u), from 64 bits; u has 53 of them, centred in their cell: never 0, never 1."""
-    uniform = (float(raw >> uint64(11)) + 0.5) * 2.0**-53
+    """A standard Gumbel draw, -log(-log u), from 64 bits; u has 52 of them, centred in their cell: never 0, never 1."""
+    uniform = (float(raw >> uint64(12)) + 0.5) * 2.0**-52
     return -math.log(-math.log(uniform))
 
 

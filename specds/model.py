@@ -198,7 +198,7 @@ def load_model(
         fingerprint=fingerprint,
         tokenizer=tokenizer,
         config=config.get_text_config(),
-        architecture=_architecture(config),
+        architecture=_architecture(config) if not (directory / "adapter_config.json").is_file() else "adapter",
         stop_tokens=_stop_tokens(generation, config),
         context_length=_context_length(config),
         device=place,

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from specds import gumbel
-from specds.errors import UsageError
+from specds.errors import ModelError, UsageError
 
 _GOLDEN, _FIRST, _SECOND = (int(one.view(np.int64)) for one in (gumbel.GOLDEN, gumbel.FIRST, gumbel.SECOND))
 
@@ -90,13 +90,25 @@ def pick(logits: torch.Tensor, sampling: Sampling, noise: Noise, position: int) 
         logits: float[vocabulary].
         position: absolute position of the token to pick.
     """
-    row = logits.detach().float().cpu().numpy()
+    row = numbers(logits)
     if sampling.greedy:
         return int(row.argmax())
     if not sampling.top_k and sampling.top_p == 1.0:
         return int(gumbel.race(row, sampling.temperature, noise.at(position)))
     kept, scaled = _warp(row, sampling)
     return int(gumbel.race_among(scaled, kept, noise.at(position)))
+
+
+def numbers(logits: torch.Tensor) -> NDArray[np.float32]:
+    """A row of logits on the CPU in float32.
+
+    Raises:
+        ModelError: one of them is no number; any token that came of that would be arbitrary.
+    """
+    row: NDArray[np.float32] = logits.detach().float().cpu().numpy()
+    if np.isnan(row.max()):
+        raise ModelError("the model gives logits that are no numbers", "its weights are damaged, or overflow its dtype")
+    return row
 
 
 def pick_rows(logits: torch.Tensor, sampling: Sampling, noise: Noise, positions: Sequence[int]) -> list[int]:
@@ -110,7 +122,7 @@ def pick_rows(logits: torch.Tensor, sampling: Sampling, noise: Noise, positions:
     """
     if sampling.greedy:
         return list(logits.argmax(dim=-1).tolist())
-    scaled = logits.detach().float() / sampling.temperature
+    scaled = logits.detach().double() / sampling.temperature
     if 0 < sampling.top_k < scaled.shape[-1]:
         least = torch.topk(scaled, sampling.top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < least, float("-inf"))
@@ -122,8 +134,8 @@ def pick_rows(logits: torch.Tensor, sampling: Sampling, noise: Noise, positions:
     states = np.array([noise.at(position) for position in positions], np.uint64).view(np.int64)
     counter = torch.arange(1, scaled.shape[-1] + 1, device=scaled.device) * _GOLDEN
     raw = _mix(torch.from_numpy(states).to(scaled.device)[:, None] + counter)
-    uniform = (_shifted(raw, 11).double() + 0.5) * 2.0**-53
-    return list((scaled.double() - torch.log(-torch.log(uniform))).argmax(dim=-1).tolist())
+    uniform = (_shifted(raw, 12).double() + 0.5) * 2.0**-52
+    return list((scaled - torch.log(-torch.log(uniform))).argmax(dim=-1).tolist())
 
 
 def _mix(state: torch.Tensor) -> torch.Tensor:
@@ -144,12 +156,11 @@ def warp(logits: torch.Tensor, sampling: Sampling) -> tuple[NDArray[np.int64], N
     Args:
         logits: float[vocabulary].
     """
-    kept, scaled = _warp(logits.detach().float().cpu().numpy(), sampling)
-    return kept, scaled.astype(np.float64)
+    return _warp(logits.detach().float().cpu().numpy(), sampling)
 
 
-def _warp(row: NDArray[np.float32], sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    scaled = row / np.float32(sampling.temperature)
+def _warp(row: NDArray[np.float32], sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    scaled = row.astype(np.float64) / sampling.temperature  # in float32 a tiny temperature makes everything infinite
     kept = np.arange(len(scaled))
     if 0 < sampling.top_k < len(scaled):
         least = np.partition(scaled, -sampling.top_k)[-sampling.top_k]

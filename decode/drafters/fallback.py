@@ -17,7 +17,7 @@ class Fallback:
         from specds.decode.drafters import DRAFTERS
 
         found = load(DRAFTERS, name, "fallback drafter")
-        if name == owner or found.index:
+        if name == owner or found.store_required:
             reason = "that is itself" if name == owner else "that needs a datastore of its own"
             raise UsageError(f"drafter {owner} cannot fall back on {name}: {reason}", "take recycling, pld or none")
         self._inner: Drafter = found(found.Options(), [])

@@ -51,7 +51,7 @@ class LogitSpec:
         self._context.extend(step.tokens)
         row = step.path[len(step.tokens) - 2] + 1 if len(step.tokens) > 1 else 0
         top = step.signals[Signal.TOPK][row]
-        self._guesses = top[top != step.tokens[-1]][: self._options.guesses]
+        self._guesses = top[(top != step.tokens[-1]) & (top >= 0)][: self._options.guesses]
 
     def propose(self, budget: int) -> Draft:
         """One tree of the n-gram's continuation and of the guesses with theirs."""

@@ -20,6 +20,9 @@ from specds.model import LanguageModel
 # Rows of a pass over a prompt: enough to be bound by arithmetic, few enough for their work space to stay in the cache.
 _CHUNK = 96
 _GRAIN = 256
+# Filled by the first pass of the process. That one runs on one thread: compiling takes a while, and nobody is to wait
+# at a barrier for a thread that is interrupted meanwhile.
+_compiled: list[bool] = []
 
 
 class CpuTarget:
@@ -103,9 +106,20 @@ class CpuTarget:
         self._door[0] = 0
 
         def work(thread: int) -> None:
+            try:
+                forward(thread)
+            except BaseException:
+                k.open_door(self._door)  # the others must not wait for this thread
+                raise
+
+        threads = self._team.size if _compiled else 1
+
+        def forward(thread: int) -> None:
+            if thread >= threads:
+                return
             k.forward(
                 thread,
-                self._team.size,
+                threads,
                 self._door,
                 model.shape,
                 model.epsilon,
@@ -131,6 +145,7 @@ class CpuTarget:
             )
 
         self._team.run(work)
+        _compiled.append(True)
         self._length = start + rows
         shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
         return Forward(shown, torch.from_numpy(states) if self._hidden else None)
@@ -156,9 +171,11 @@ class CpuTarget:
         if self._room:
             keys[:, : self._room // LANES] = self._keys.reshape(lines, -1, head, LANES)
             values[:, :, : self._room] = self._values.reshape(lines, panels, self._room, LANES)
-        self._keys, self._values, self._room = keys.reshape(-1), values.reshape(-1), room
-        self._scores = np.zeros((self._team.size, ROWS * room), np.float32)
-        self._cosine, self._sine = rotary_table(self._model, room)
+        scores = np.zeros((self._team.size, ROWS * room), np.float32)
+        cosine, sine = rotary_table(self._model, room)
+        self._keys, self._values, self._scores = keys.reshape(-1), values.reshape(-1), scores
+        self._cosine, self._sine = cosine, sine
+        self._room = room  # last: nothing checks sizes again
 
     def _make_space(self, rows: int) -> None:
         """Work space for a pass of so many rows."""
@@ -169,11 +186,12 @@ class CpuTarget:
         heads = int(shape[k.HEADS] * shape[k.HEAD])
         projected = heads + 2 * int(shape[k.KV_HEADS] * shape[k.HEAD])
         inner = int(shape[k.INNER])
-        self._rows = rows = 1 << (rows - 1).bit_length()
+        rows = 1 << (rows - 1).bit_length()
         self._x = np.zeros(rows * stream, np.float32)
         self._wide = np.zeros(rows * max(projected + LANES, 2 * inner, stream), np.float32)
         self._mixed = np.zeros(rows * max(heads, inner, stream), np.float32)
         self._own = np.zeros((self._team.size, rows * (stream + 1) + ROWS * LANES), np.float32)
+        self._rows = rows  # last, as above
 
 
 def _lineage(draft: Draft) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

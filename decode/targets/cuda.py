@@ -30,7 +30,7 @@ class CudaTarget:
 
     Raises:
         UnsupportedModel: another architecture.
-        ModelError: a tensor of the checkpoint is missing or of another shape.
+        ModelError: a tensor of the checkpoint is missing.
     """
 
     def __init__(self, model: LanguageModel, *, hidden: bool = False, graphs: bool | None = None) -> None:
@@ -46,6 +46,8 @@ class CudaTarget:
         self._graphs: dict[tuple[int, int], _Captured] | None = None
         if graphs if graphs is not None else self._device.type == "cuda":
             self._graphs = {}
+        # Results are valid until the next pass, so that all graphs can share one pool.
+        self._pool = torch.cuda.graph_pool_handle() if self._graphs is not None else None
         self._room = 0
         self._keys = self._values = torch.empty(0)
         self._held: list[int] = []
@@ -102,9 +104,9 @@ class CudaTarget:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         inputs = self._inputs(tokens, depths, seen, start, rows, span)
         if self._graphs is None or asked != rows or rows not in _BUCKETS or span % _SPAN:
-            return self._net.run(inputs, self._keys, self._values, asked)
+            return self._net.run(inputs, self._rotary, self._keys, self._values, asked)
         if (rows, span) not in self._graphs:
-            self._graphs[rows, span] = _Captured(self._net, inputs, self._keys, self._values)
+            self._graphs[rows, span] = _Captured(self._net, inputs, self._rotary, self._keys, self._values, self._pool)
         return self._graphs[rows, span].replay(inputs)
 
     def _inputs(
@@ -147,7 +149,7 @@ class CudaTarget:
         if self._room:
             keys[:, :, : self._room], values[:, :, : self._room] = self._keys, self._values
         self._keys, self._values, self._room = keys, values, room
-        self._net.reserve(room)
+        self._rotary = self._net.rotary(room)
         if self._graphs is not None:
             self._graphs = {}
 
@@ -194,11 +196,10 @@ class _Network:
         self.kv_heads = int(getattr(config, "num_key_value_heads", None) or self.heads)
         self.head = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         self.epsilon = float(config.rms_norm_eps)
-        per_layer = windows(config, self.layers)
+        per_layer = windows(model)
         self.window = max(per_layer)
         self._windowed = [size > 0 for size in per_layer]
         self._config = config
-        self._rotary: tuple[torch.Tensor, torch.Tensor] | None = None
         self._blocks = [_block(f"model.layers.{layer}.", get, need) for layer in range(self.layers)]
         self._embedding = need("model.embed_tokens.weight")
         self._norm = need("model.norm.weight")
@@ -209,25 +210,29 @@ class _Network:
         shape = (self.layers, self.kv_heads, room, self.head)
         return tuple(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))  # type: ignore[return-value]
 
-    def reserve(self, room: int) -> None:
-        """Rotary factors of so many positions, by transformers' own definition."""
+    def rotary(self, room: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotary factors [room, head] of the first positions, by transformers' own definition."""
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         rotary = LlamaRotaryEmbedding(self._config)
         with torch.inference_mode():
             cosine, sine = rotary(torch.empty(0), torch.arange(room)[None])
-        self._rotary = cosine[0].to(self.device), sine[0].to(self.device)
+        return cosine[0].to(self.device), sine[0].to(self.device)
 
     @torch.inference_mode()
     def run(
-        self, inputs: dict[str, torch.Tensor], keys: torch.Tensor, values: torch.Tensor, asked: int
+        self,
+        inputs: dict[str, torch.Tensor],
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        asked: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [asked, vocabulary] and final states [asked, hidden] of the last rows; writes the caches."""
-        assert self._rotary is not None, "reserve comes first"
         rows, span = inputs["masks"].shape[1:]
         shared = self.heads // self.kv_heads
         sizes = [count * self.head for count in (self.heads, self.kv_heads, self.kv_heads)]
-        cosine, sine = (one[inputs["positions"]][:, None] for one in self._rotary)
+        cosine, sine = (one[inputs["positions"]][:, None] for one in rotary)
         # Query rows that share keys stand together, so that the mask is repeated, not the keys.
         hidden_from = [~mask.repeat_interleave(shared, 0)[None] for mask in inputs["masks"]]
         x = functional.embedding(inputs["ids"], self._embedding)
@@ -245,7 +250,8 @@ class _Network:
                 .permute(1, 0, 2, 3)
                 .reshape(self.kv_heads, rows * shared, self.head)
             )
-            scores = torch.matmul(grouped, keys[layer, :, :span].transpose(1, 2)).float() * self.head**-0.5
+            # Scaled first: in float16 the products themselves may be too large.
+            scores = torch.matmul(grouped * self.head**-0.5, keys[layer, :, :span].transpose(1, 2)).float()
             scores.masked_fill_(hidden_from[1 if self._windowed[layer] else 0], float("-inf"))
             mixed = torch.matmul(scores.softmax(-1).to(self.dtype), values[layer, :, :span])
             mixed = mixed.view(self.kv_heads, rows, shared, self.head).permute(1, 0, 2, 3).reshape(rows, -1)
@@ -266,25 +272,35 @@ class _Captured:
     """One size of pass as a CUDA graph over buffers of its own."""
 
     def __init__(
-        self, network: _Network, inputs: dict[str, torch.Tensor], keys: torch.Tensor, values: torch.Tensor
+        self,
+        network: _Network,
+        inputs: dict[str, torch.Tensor],
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        pool: Any,
     ) -> None:
         self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        self._device = network.device
         rows = len(inputs["ids"])
-        # Once or twice outside the graph: libraries allocate and choose kernels at their first calls.
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                network.run(self._inputs, keys, values, asked=rows)
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._logits, self._states = network.run(self._inputs, keys, values, asked=rows)
+        arguments = (self._inputs, rotary, keys, values, rows)
+        with torch.cuda.device(self._device):
+            # Once or twice outside the graph: libraries allocate and choose kernels at their first calls.
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    network.run(*arguments)
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, pool=pool):
+                self._logits, self._states = network.run(*arguments)
 
     def replay(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        for name, tensor in inputs.items():
-            self._inputs[name].copy_(tensor)
-        self._graph.replay()
+        with torch.cuda.device(self._device):
+            for name, tensor in inputs.items():
+                self._inputs[name].copy_(tensor)
+            self._graph.replay()
         return self._logits, self._states
 
 

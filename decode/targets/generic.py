@@ -27,6 +27,7 @@ TESTED = {
     f"{family}ForCausalLM"
     for family in ("Llama", "Qwen2", "Qwen3", "Mistral", "Gemma", "Gemma2", "Gemma3", "Phi", "Phi3", "GPTNeoX")
 }
+_WINDOWED = {f"{family}ForCausalLM" for family in ("Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "Phi3")}
 # Windows by other names are built into a model's own masks, which cannot be put off for a probe.
 _OTHER_WINDOWS = ("window_size", "attention_window", "attention_chunk_size", "local_attention")
 
@@ -53,7 +54,7 @@ class HuggingFaceTarget:
         _refuse_unsupported(model)
         # Models that mix kinds of attention take one mask a kind, under the kind's name.
         self._masks_by_kind = "causal_mask_mapping" in _local_names(model.decoder)
-        self._window = _window(self._config)
+        self._window = _window(model)
         self._cache = TreeCache(self._config.num_hidden_layers)
         self._start = 0
         self._held: list[int] = []
@@ -151,7 +152,7 @@ def check_tree_attention(model: LanguageModel, *, tolerance: float = 1e-2) -> No
         UnsupportedModel: the logits differ by more than `tolerance` of their spread.
     """
     config = model.network.config.get_text_config()
-    window = _window(config)
+    window = _window(model)
     try:
         if window is not None:
             config.sliding_window = _PROBE_WINDOW
@@ -189,10 +190,13 @@ def _local_names(module: Any) -> frozenset[str]:
     return frozenset(inspect.unwrap(type(module).forward).__code__.co_varnames)
 
 
-def _window(config: Any) -> int | None:
+def _window(model: LanguageModel) -> int | None:
+    config = model.config
     window = getattr(config, "sliding_window", None)
     if not window or getattr(config, "use_sliding_window", True) is False:
         return None
+    if model.architecture in TESTED - _WINDOWED:
+        return None  # its own code does not look at it
     kinds = getattr(config, "layer_types", None)
     return int(window) if kinds is None or "sliding_attention" in kinds else None
 

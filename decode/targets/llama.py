@@ -6,7 +6,6 @@ import contextlib
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -41,6 +40,8 @@ def not_llama_like(model: LanguageModel) -> str | None:
     config = model.config
     if model.architecture not in _KINDS or getattr(config, "auto_map", None):
         return f"it is a {model.architecture}"
+    if getattr(config, "quantization_config", None):
+        return "its weights are quantised"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}"
     heads = config.num_attention_heads
@@ -98,7 +99,7 @@ def _pack(model: LanguageModel) -> PackedModel:
     query, kv = heads * head, kv_heads * head
     plan = _Plan(model)
     table = np.full((layers, k.FIELDS), -1, np.int64)
-    window = windows(config, layers)
+    window = windows(model)
     for layer in range(layers):
         at = f"model.layers.{layer}."
         row = table[layer]
@@ -128,13 +129,16 @@ def _pack(model: LanguageModel) -> PackedModel:
     return PackedModel(plan.fill(), shape, table, float(config.rms_norm_eps))
 
 
-def windows(config: Any, layers: int) -> list[int]:
-    """Each layer's sliding window; 0: it sees everything."""
-    window = getattr(config, "sliding_window", None)
-    if not window or getattr(config, "use_sliding_window", True) is False:
+def windows(model: LanguageModel) -> list[int]:
+    """Each layer's sliding window; 0: it sees everything. As transformers' own code of each architecture has it."""
+    config, layers = model.config, model.config.num_hidden_layers
+    window = int(getattr(config, "sliding_window", None) or 0)
+    if model.architecture == "MistralForCausalLM":
+        return [window] * layers
+    if model.architecture == "LlamaForCausalLM" or not getattr(config, "use_sliding_window", True):
         return [0] * layers
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
-    return [int(window) if kind == "sliding_attention" else 0 for kind in kinds]
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * layers
+    return [window if kind == "sliding_attention" else 0 for kind in kinds]
 
 
 class _Plan:
@@ -207,6 +211,11 @@ class _Plan:
             raise ModelError(
                 f"the model {self._name} does not load: {name} {found}, should have shape {shape}",
                 "the checkpoint and its config.json disagree; copy it again if it is damaged",
+            )
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            raise ModelError(
+                f"the model {self._name} does not load: {name} is {tensor.dtype}, which is quantised",
+                "use --runtime generic",
             )
         array: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
         return array

@@ -10,7 +10,7 @@ from specds.decode.contracts import Verdict
 from specds.decode.draft import Draft
 from specds.decode.verifiers.walk import follow
 from specds.errors import UsageError
-from specds.sampling import Noise, Sampling
+from specds.sampling import Noise, Sampling, numbers
 
 
 class Greedy:
@@ -36,7 +36,7 @@ class Greedy:
     def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
         """See `Verifier.verify`. From another device one transfer: the argmax of every row."""
         if logits.device.type == "cpu" and logits.dtype == torch.float32:
-            rows = logits.numpy()  # one row at a time, and torch's threads stay asleep
-            return follow(draft, lambda row, depth: int(rows[row].argmax()))
+            # One row at a time, and torch's threads stay asleep.
+            return follow(draft, lambda row, depth: int(numbers(logits[row]).argmax()))
         picks = logits.argmax(dim=-1).tolist()
         return follow(draft, lambda row, depth: picks[row])

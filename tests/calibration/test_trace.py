@@ -37,3 +37,18 @@ def test_a_trace_survives_an_error_and_says_where_it_cannot_write(tmp_path: Path
     assert pq.read_table(tmp_path / "t.parquet").num_rows == len(steps)
     with pytest.raises(OutputError, match="cannot write the trace"), TraceWriter(tmp_path / "no" / "t.parquet"):
         pass
+
+
+def test_a_damaged_trace_is_not_cut_by_a_resumed_run(tmp_path: Path, tiny: LanguageModel) -> None:
+    path = tmp_path / "t.parquet"
+    steps = list(Engine(tiny).steps([9, 30], 40))
+    with TraceWriter(path) as trace:
+        for number in range(800):
+            trace.add(str(number), 0, "none", steps)
+    data = path.read_bytes()
+    broken = bytearray(data)
+    broken[len(data) * 3 // 4 : len(data) * 3 // 4 + 400] = bytes(400)
+    path.write_bytes(broken)
+    with pytest.raises(OutputError), TraceWriter(path) as trace:
+        trace.carry_over({str(number) for number in range(800)})
+    assert path.read_bytes() == bytes(broken)

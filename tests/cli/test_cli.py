@@ -441,7 +441,14 @@ def test_a_profile_is_shown_kept_and_used(run_cli: Run, tiny_directory: Path, pr
     )
     assert set(again.records[0]) == {"rows", "contexts", "seconds"}
     assert Path(again.err.split("kept in ")[1].strip()) != path  # a runtime has a curve of its own
-    for wrong in (["--rows", "2,4"], ["--rows", "x"], ["--rows", "0"], ["--contexts", "100000"], ["--runtime", "warp"]):
+    for wrong in (
+        ["--rows", "2,4"],
+        ["--rows", "x"],
+        ["--rows", "0"],
+        ["--rows", "1,5000"],
+        ["--contexts", "100000"],
+        ["--runtime", "warp"],
+    ):
         run_cli("profile", *model, *wrong).refused(code=2)
     # What costs next to nothing is drafted, what costs much is not.
     for seconds, drafts in (([[1.0, 1.0, 1.0]] * 2, True), ([[1.0, 9.0, 99.0]] * 2, False)):

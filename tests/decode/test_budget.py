@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specds.decode import cost
 from specds.decode.budget import Auto, Fixed
-from specds.decode.contracts import Step
+from specds.decode.contracts import Forward, Step
 from specds.decode.cost import CostCurve
 from specds.decode.counters import Counters
 from specds.decode.draft import Draft, chain
@@ -180,3 +181,32 @@ def test_an_engine_takes_the_curve_that_was_kept(tiny: LanguageModel, monkeypatc
     monkeypatch.setattr(cost, "load", lambda path: FREE)
     Engine(tiny, "pld")
     assert len(asked) == 1
+
+
+class Sluggish:
+    """A target whose first pass takes for ever, as where something is compiled."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock, self.passes = clock, 0
+
+    def prefill(self, tokens: object) -> None:
+        self.clock[0] += 100.0
+
+    def forward(self, last: int, draft: Draft) -> object:
+        self.passes += 1
+        self.clock[0] += 50.0 if self.passes == 1 else 0.5 + 0.01 * len(draft)
+        return Forward(torch.zeros(1, 1))
+
+
+def test_a_slow_start_is_not_taken_for_a_slow_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(cost.time, "perf_counter", lambda: clock[0])
+    curve = cost.quick(Sluggish(clock), 100, 8192)  # type: ignore[arg-type]
+    assert curve.rows[-1] >= 16  # whatever it takes
+    assert curve.seconds[0, 0] == pytest.approx(0.5)
+
+
+def test_a_cost_is_never_negative_however_noisy_the_measurement() -> None:
+    curve = CostCurve((1, 2, 4), (64, 512, 2048), np.array([[10, 11, 12], [15, 15, 15], [11, 11, 12]]) / 1e3)
+    for context in (1, 64, 300, 2048, 8000, 100_000):
+        assert (curve.at(context)[1:] > 0).all()

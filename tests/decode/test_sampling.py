@@ -14,7 +14,7 @@ from specds.decode.drafters.none import Null
 from specds.decode.loop import decode
 from specds.decode.targets.generic import HuggingFaceTarget
 from specds.decode.verifiers import make_verifier
-from specds.errors import UsageError
+from specds.errors import ModelError, UsageError
 from specds.model import LanguageModel
 from specds.sampling import Noise, Sampling, pick, pick_rows, warp
 
@@ -281,3 +281,16 @@ def test_drawing_all_rows_on_their_device_is_drawing_each(choice: tuple[float, i
     each = [pick(row, sampling, noise, position) for row, position in zip(logits, positions, strict=True)]
     assert pick_rows(logits, sampling, noise, positions) == each
     assert len(set(each)) > 30
+
+
+@pytest.mark.parametrize("choice", [(0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 5, 0.9)])
+def test_logits_that_are_no_numbers_are_refused(choice: tuple[float, int, float]) -> None:
+    logits = torch.tensor([1.0, float("nan"), 2.0] * 5)
+    with pytest.raises(ModelError, match="no numbers"):
+        pick(logits, Sampling(*choice), Noise.of(0, []), 0)
+
+
+def test_a_tiny_temperature_is_nearly_greedy() -> None:
+    logits = torch.tensor([5.0, 9.0, 1.0])
+    for top_p in (1.0, 0.9):
+        assert pick(logits, Sampling(1e-40, top_p=top_p), Noise.of(0, []), 0) == 1

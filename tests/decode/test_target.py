@@ -211,16 +211,48 @@ def test_the_probe_passes_every_family_and_leaves_its_window(family: str) -> Non
     assert getattr(model.network.config, "sliding_window", None) == window
 
 
-def test_a_model_with_a_window_that_its_attention_does_not_have_is_found_out() -> None:
-    """Its family is in no test, its configuration promises a window, and its own masks have none."""
+@pytest.mark.parametrize("runtime", TARGETS)
+def test_a_window_that_the_models_own_code_ignores_is_ignored(runtime: str) -> None:
+    """Mistral's weights saved as a Llama's: the configuration still says sliding_window."""
     model = make_model("llama")
     model.network.config.sliding_window = 12
+    target = make_target(model, runtime)
+    prompt = np.random.default_rng(0).integers(5, VOCABULARY, 40).tolist()
+    assert close(target.prefill(prompt).logits[0], logits_of(model, prompt)[-1])
+    assert close(target.forward(9, build(TREE)).logits[0], logits_of(model, [*prompt, 9])[-1])
+
+
+def test_windows_of_families_that_no_test_knows_are_checked() -> None:
+    model = make_model("llama")
+    model.architecture = "NewForCausalLM"
+    model.network.config.sliding_window = 12  # promised, and its own masks have none
     with pytest.raises(UnsupportedModel, match="other logits"):
         check_tree_attention(model)
     model.network.config.sliding_window = None
     model.network.config.window_size = 12
     with pytest.raises(UnsupportedModel, match="limited by window_size"):
         check_tree_attention(model)
+
+
+def test_two_targets_of_a_model_do_not_disturb_each_other() -> None:
+    """One grows, the other is made and used meanwhile."""
+    model = make_model("llama", max_position_embeddings=2048)
+    prompt = np.random.default_rng(0).integers(5, VOCABULARY, 900).tolist()
+    for runtime in TARGETS:
+        first = make_target(model, runtime)
+        first.prefill(prompt[:700])
+        second = make_target(model, runtime)
+        second.prefill([5, 6, 7])
+        assert close(first.prefill(prompt).logits[0], logits_of(model, prompt)[-1])
+
+
+def test_quantised_weights_go_the_generic_way() -> None:
+    model = make_model("llama")
+    model.config.quantization_config = {"quant_method": "fp8"}
+    for runtime in ("cpu", "cuda"):
+        with pytest.raises(UnsupportedModel, match="quantised"):
+            make_target(model, runtime)
+    del model.config.quantization_config
 
 
 @pytest.mark.parametrize("runtime", TARGETS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -41,3 +42,29 @@ def test_python_ends_while_threads_wait() -> None:
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_an_error_in_any_thread_reaches_the_caller_and_the_team_goes_on() -> None:
+    team = Team(3)
+    for guilty in (0, 2):
+
+        def work(number: int, guilty: int = guilty) -> None:
+            if number == guilty:
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            team.run(work)
+        seen: list[int] = []
+        team.run(seen.append)
+        assert sorted(seen) == [0, 1, 2]
+
+
+def test_a_fork_has_threads_of_its_own() -> None:
+    team = Team(2)
+    team.run(lambda number: None)
+    child = os.fork()
+    if child == 0:
+        seen: list[int] = []
+        team.run(seen.append)
+        os._exit(0 if sorted(seen) == [0, 1] else 1)
+    assert os.waitpid(child, 0)[1] == 0
