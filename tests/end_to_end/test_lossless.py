@@ -46,7 +46,7 @@ def expected(smollm: LanguageModel) -> dict[str, list[int]]:
     return texts
 
 
-@pytest.mark.parametrize(("runtime", "prompts"), [("cpu", PROMPTS), ("generic", PROMPTS[::3])], ids=["cpu", "generic"])
+@pytest.mark.parametrize(("runtime", "prompts"), [("cpu", PROMPTS), ("generic", PROMPTS[::6])], ids=["cpu", "generic"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_texts_are_those_of_generate(
     name: str,
@@ -65,7 +65,7 @@ def test_greedy_texts_are_those_of_generate(
         assert answer.turns[0].text == smollm.tokenizer.decode(expected[prompt.id])
         total += answer.counters
     # Drafts must have been at work for this to mean anything.
-    assert (total.accepted > 50) == (name != "none")
+    assert (total.accepted > 2 * len(prompts)) == (name != "none")
     assert total.tokens == sum(len(expected[prompt.id]) for prompt in prompts)
 
 
