@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specds.decode.contracts import Step
 from specds.decode.cost import CostCurve
-from specds.decode.draft import Draft
+from specds.decode.draft import Draft, along_paths
 
 _MEMORY = 0.98
 _PRIOR = 0.5
@@ -77,10 +77,7 @@ class Auto:
         if not len(draft):
             return draft
         depths = np.minimum(draft.depths(), _DEPTHS) - 1
-        chance = np.minimum(draft.score * self.worth()[depths], _LIKELIEST)
-        for node, parent in enumerate(draft.parents):
-            if parent >= 0:
-                chance[node] *= chance[parent]
+        chance = along_paths(draft.parents, np.minimum(draft.score * self.worth()[depths], _LIKELIEST))
         # A child is never likelier than its parent and never before it, so a stable order keeps trees whole.
         order = np.argsort(-chance, kind="stable")[: self.most]
         if self._context < 0 or abs(context - self._context) > _CONTEXT_STEP:

@@ -62,11 +62,12 @@ class Draft:
 
     def path_probability(self) -> NDArray[np.float64]:
         """float64[n]: the product of scores down to each node, the estimate that it will be accepted."""
-        probability = self.score.astype(np.float64)
-        for node, parent in enumerate(self.parents):
-            if parent >= 0:
-                probability[node] *= probability[parent]
-        return probability
+        return along_paths(self.parents, self.score.astype(np.float64))
+
+    def children(self) -> dict[tuple[int, int], int]:
+        """(parent, token) → node; the parent of the first tokens is -1."""
+        pairs = zip(self.parents, self.tokens, strict=True)
+        return {(int(parent), int(token)): node for node, (parent, token) in enumerate(pairs)}
 
     def trim(self, budget: int, depth: int | None = None) -> Draft:
         """The `budget` nodes most likely to be accepted, none deeper than `depth`, as a draft.
@@ -95,6 +96,14 @@ class Draft:
             self.score[kept],
             None if self.q is None else self.q[kept],
         )
+
+
+def along_paths(parents: NDArray[np.int32], chance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """float64[n]: the product of chances down to each node; `chance` is changed in place."""
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            chance[node] *= chance[parent]
+    return chance
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:

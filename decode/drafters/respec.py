@@ -125,10 +125,7 @@ class ReSpec:
 
 def _depth(draft: Draft, tokens: NDArray[np.int64]) -> int:
     """How far a chain of tokens is in the draft that was verified."""
-    children = {
-        (int(parent), int(token)): node
-        for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))
-    }
+    children = draft.children()
     node, depth = -1, 0
     for token in tokens.tolist():
         found = children.get((node, token))

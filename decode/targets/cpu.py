@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,9 +21,9 @@ from specds.model import LanguageModel
 # Rows of a pass over a prompt: enough to be bound by arithmetic, few enough for their work space to stay in the cache.
 _CHUNK = 96
 _GRAIN = 256
-# Filled by the first pass of the process. That one runs on one thread: compiling takes a while, and nobody is to wait
+# Set by the first pass of the process. That one runs on one thread: compiling takes a while, and nobody is to wait
 # at a barrier for a thread that is interrupted meanwhile.
-_compiled: list[bool] = []
+_compiled = threading.Event()
 
 
 class CpuTarget:
@@ -41,15 +42,13 @@ class CpuTarget:
         self._hidden = hidden
         self._packed = packed(model)
         self._vocabulary = model.config.vocab_size
-        self._model = model
+        self._config = model.config
         self._line = -(-self._vocabulary // LANES) * LANES
         self._logits = np.zeros(self._line, np.float32)
         self._team = Team(threads or torch.get_num_threads())
         self._door = np.zeros(8, np.int64)
         windows = self._packed.table[:, k.WINDOW : k.WINDOW + 1]
         self._windows = windows if windows.any() else None
-        self._length = 0
-        self._start = 0
         self._held: list[int] = []
         self._pending: list[int] = []
         self._room = 0
@@ -67,32 +66,34 @@ class CpuTarget:
             rows = len(chunk)
             last = start + rows == len(tokens)
             lineage = np.where(np.tri(rows, dtype=np.bool_), np.arange(rows), -1).astype(np.int32)
-            self._length = start
-            result = self._run(chunk, lineage, np.arange(rows), asked=1 if last else 0)
-        self._start = self._length = len(tokens)
+            result = self._run(chunk, lineage, np.arange(rows), start, asked=1 if last else 0)
         self._held = list(tokens)
         return result
 
     def forward(self, last: int, draft: Draft) -> Forward:
         """One pass over the last committed token and n draft nodes: n + 1 rows of logits, valid until the next pass."""
         draft.check_tokens(self._vocabulary)
-        self._start = self._length = len(self._held)  # a draft that was not committed is forgotten
         self._pending = [last, *draft.tokens.tolist()]
-        return self._run(np.array(self._pending, np.int64), *_lineage(draft), asked=len(draft) + 1)
+        start = len(self._held)  # a draft that was not committed is forgotten
+        return self._run(np.array(self._pending, np.int64), *_lineage(draft), start, asked=len(draft) + 1)
 
     def commit(self, path: Sequence[int]) -> None:
         """Cut the cache back to the committed text: the last token and the accepted path."""
         rows = np.array([0, *(node + 1 for node in path)], np.int64)
         shape = self._packed.shape
         layers, kv_heads = int(shape[k.LAYERS]), int(shape[k.KV_HEADS])
-        k.compact(layers, kv_heads, self._packed.head, self._keys, self._values, self._room, self._start, rows)
-        self._length = self._start + len(rows)
+        k.compact(layers, kv_heads, self._packed.head, self._keys, self._values, self._room, len(self._held), rows)
         self._held += [self._pending[row] for row in rows]
 
     def _run(
-        self, tokens: NDArray[np.int64], lineage: NDArray[np.int32], depths: NDArray[np.int64], asked: int
+        self,
+        tokens: NDArray[np.int64],
+        lineage: NDArray[np.int32],
+        depths: NDArray[np.int64],
+        start: int,
+        asked: int,
     ) -> Forward:
-        model, rows, start = self._packed, len(tokens), self._length
+        model, rows = self._packed, len(tokens)
         self._reserve(start + rows)
         self._make_space(rows)
         positions = start + depths
@@ -112,7 +113,7 @@ class CpuTarget:
                 k.open_door(self._door)  # the others must not wait for this thread
                 raise
 
-        threads = self._team.size if _compiled else 1
+        threads = self._team.size if _compiled.is_set() else 1
 
         def forward(thread: int) -> None:
             if thread >= threads:
@@ -145,8 +146,7 @@ class CpuTarget:
             )
 
         self._team.run(work)
-        _compiled.append(True)
-        self._length = start + rows
+        _compiled.set()
         shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
         return Forward(shown, torch.from_numpy(states) if self._hidden else None)
 
@@ -172,7 +172,7 @@ class CpuTarget:
             keys[:, : self._room // LANES] = self._keys.reshape(lines, -1, head, LANES)
             values[:, :, : self._room] = self._values.reshape(lines, panels, self._room, LANES)
         scores = np.zeros((self._team.size, ROWS * room), np.float32)
-        cosine, sine = rotary_table(self._model, room)
+        cosine, sine = rotary_table(self._config, room)
         self._keys, self._values, self._scores = keys.reshape(-1), values.reshape(-1), scores
         self._cosine, self._sine = cosine, sine
         self._room = room  # last: nothing checks sizes again

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from specds.decode.contracts import Forward
 from specds.decode.draft import Draft, common_prefix
-from specds.decode.targets.llama import not_llama_like, windows
+from specds.decode.targets.llama import not_llama_like, rotary_table, windows
 from specds.errors import ModelError, UnsupportedModel
 from specds.model import LanguageModel
 
@@ -211,13 +211,9 @@ class _Network:
         return tuple(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))  # type: ignore[return-value]
 
     def rotary(self, room: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotary factors [room, head] of the first positions, by transformers' own definition."""
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-        rotary = LlamaRotaryEmbedding(self._config)
-        with torch.inference_mode():
-            cosine, sine = rotary(torch.empty(0), torch.arange(room)[None])
-        return cosine[0].to(self.device), sine[0].to(self.device)
+        """Rotary factors [room, head] of the first positions."""
+        cosine, sine = rotary_table(self._config, room)
+        return torch.from_numpy(cosine).to(self.device), torch.from_numpy(sine).to(self.device)
 
     @torch.inference_mode()
     def run(

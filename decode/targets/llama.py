@@ -6,6 +6,7 @@ import contextlib
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -248,11 +249,11 @@ def _up(count: int) -> int:
     return (count + LANES - 1) // LANES * LANES
 
 
-def rotary_table(model: LanguageModel, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def rotary_table(config: Any, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Cosines and sines [length, head] of the first positions, by transformers' own definition."""
     import torch
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     with torch.inference_mode():
-        cosine, sine = LlamaRotaryEmbedding(model.config)(torch.empty(0), torch.arange(length)[None])
+        cosine, sine = LlamaRotaryEmbedding(config)(torch.empty(0), torch.arange(length)[None])
     return cosine[0].numpy(), sine[0].numpy()

@@ -17,10 +17,7 @@ def follow(draft: Draft, pick: Callable[[int, int], int]) -> Verdict:
     """
     if not len(draft):
         return Verdict((), pick(0, 0))
-    children: dict[tuple[int, int], int] = {
-        (int(parent), int(token)): node
-        for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))
-    }
+    children = draft.children()
     path: list[int] = []
     node = -1
     while True:
