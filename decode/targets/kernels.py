@@ -166,6 +166,14 @@ def add(x: Any, other: Any) -> None:
 
 
 @compiled
+def add_panels(x: Any, other: Any, first: int, last: int, rows: int, stride: int) -> None:
+    """x += other in panels first … last - 1 of every row."""
+    for row in range(rows):
+        low, high = row * stride + first * LANES, row * stride + last * LANES
+        add(x[low:high], other[low:high])
+
+
+@compiled
 def gate(values: Any, out: Any) -> None:
     """out = SiLU(values[:LANES]) · values[LANES:], a panel of each."""
     for lane in range(LANES):
@@ -373,11 +381,11 @@ def forward(
 
         first, last = share(stream // LANES, thread, threads)
         project(weights, at[OUT], query_width, first, last, rows, wide, qkv_width, mixed, stream)
-        for row in range(rows):
-            low, high = row * stream + first * LANES, row * stream + last * LANES
-            add(x[low:high], mixed[low:high])
-            if at[OUT_BIAS] >= 0:
-                add(x[low:high], weights[at[OUT_BIAS] + first * LANES : at[OUT_BIAS] + last * LANES])
+        add_panels(x, mixed, first, last, rows, stream)
+        if at[OUT_BIAS] >= 0:
+            bias = weights[at[OUT_BIAS] + first * LANES : at[OUT_BIAS] + last * LANES]
+            for row in range(rows):
+                add(x[row * stream + first * LANES : row * stream + last * LANES], bias)
         turn = barrier(door, threads, turn)
 
         # Panels of gate and up lie side by side: SiLU(gate) · up is done before they leave the cache.
@@ -394,9 +402,7 @@ def forward(
 
         first, last = share(stream // LANES, thread, threads)
         project(weights, at[DOWN], inner, first, last, rows, mixed, inner, wide, stream)
-        for row in range(rows):
-            low, high = row * stream + first * LANES, row * stream + last * LANES
-            add(x[low:high], wide[low:high])
+        add_panels(x, wide, first, last, rows, stream)
         turn = barrier(door, threads, turn)
 
     for row in range(asked):
