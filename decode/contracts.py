@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from specds.decode.draft import Draft
@@ -27,11 +28,39 @@ class Signal(Enum):
     ENTROPY = "entropy"
     """float32[m]: the entropy in nats of the distribution that each committed token was picked from."""
 
+    LAYER = "layer"
+    """float32[m, d]: the residual stream behind the drafter's `layer`, of the committed tokens that this pass
+    forwarded: in the first step of all prompt tokens, then of the last token and the accepted ones."""
+
+    CONTEXT_TOPK = "context-topk"
+    """int32[m, TOP]: the likeliest next tokens, best first, after each of the same tokens."""
+
+    EMBEDDING = "embedding"
+    """In the first step an `Embed`: the target's own input embeddings."""
+
 
 TOP = 8
-"""Tokens of the TOPK signal."""
+"""Tokens of the TOPK and CONTEXT_TOPK signals."""
 
-Signals = Mapping[Signal, NDArray[Any]]
+Signals = Mapping[Signal, Any]
+
+Embed = Callable[[NDArray[np.integer]], NDArray[np.float32]]
+"""int[m] token ids → float32[m, d]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """What a target hands over besides logits.
+
+    Attributes:
+        hidden: the final-normed states of the rows of logits.
+        layer: the residual stream behind this layer (1 is the first), of all tokens; 0: of none.
+        top: the likeliest tokens after all tokens, those of the prompt too.
+    """
+
+    hidden: bool = False
+    layer: int = 0
+    top: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +70,15 @@ class Forward:
     Attributes:
         logits: float[n + 1, vocabulary] on the target's device: row 0 follows the last committed token,
             row i + 1 follows draft node i. A prefill gives one row.
-        hidden: float[n + 1, d], the final-normed hidden states of the same rows; None unless asked for.
+        hidden: float[n + 1, d], the final-normed hidden states of the same rows; None unless tapped.
+        layer: float32[n + 1, d], the residual stream behind the tapped layer; of a prefill [length of the prompt, d].
+        top: int32[n + 1, TOP], the likeliest next tokens; of a prefill [length of the prompt, TOP].
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor | None = None
+    layer: NDArray[np.float32] | None = None
+    top: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +173,6 @@ class Target(Protocol):
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the last token's cache entry and those of the accepted path; forget the rest of the draft."""
+
+    def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
+        """float32[m, d]: input embeddings of m token ids."""

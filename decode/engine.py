@@ -10,7 +10,7 @@ from specds.datastore.prompts import Message, Prompt
 from specds.datastore.store import Store
 from specds.decode import cost
 from specds.decode.budget import Auto, Budget, Fixed
-from specds.decode.contracts import Drafter, Signal, Step, Target
+from specds.decode.contracts import Drafter, Signal, Step, Taps, Target
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
 from specds.decode.loop import decode
@@ -110,9 +110,18 @@ class Engine:
         self._indexes = [self._index(store) for store in self.stores]
         make_verifier(self.verifier, self.sampling, ())
         runtime = choose_runtime(self.model, self.runtime)
-        self._target = make_target(self.model, runtime, hidden=Signal.HIDDEN in self.make_drafter().needs)
+        self._target = make_target(self.model, runtime, self._taps())
 
         self._budget = self._make_budget(runtime)
+
+    def _taps(self) -> Taps:
+        drafter = self.make_drafter()
+        layer = 0
+        if Signal.LAYER in drafter.needs:
+            layers = int(self.model.config.num_hidden_layers)
+            asked: float = drafter.layer  # type: ignore[attr-defined]  # what asks for a layer says which
+            layer = max(1, round(asked * layers)) if asked < 1 else int(asked)
+        return Taps(Signal.HIDDEN in drafter.needs, layer, Signal.CONTEXT_TOPK in drafter.needs)
 
     def _make_budget(self, runtime: str) -> Budget:
         if self.budget is not None:

@@ -7,7 +7,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specds.decode.budget import Budget
 from specds.decode.contracts import TOP, Drafter, Forward, Signal, Signals, Step, Target, Verdict, Verifier
@@ -45,7 +44,7 @@ def decode(
     verified = perf_counter()
     tokens = [verdict.next_token]
     drafter.start(prompt)
-    signals = _signals(drafter, forward, verdict, 1)
+    signals = _signals(target, drafter, forward, verdict, 1, first=True)
     times = (perf_counter() - verified, forwarded - began, verified - forwarded, 0.0)
     step = Step(0, len(prompt), draft, (), tuple(tokens), signals, *times)
     produced = 1
@@ -68,21 +67,31 @@ def decode(
         tokens = until_stop([*(int(draft.tokens[node]) for node in verdict.path), verdict.next_token], stop_tokens)
         target.commit(verdict.path)
         committed = perf_counter()
-        signals = _signals(drafter, forward, verdict, len(tokens))
+        signals = _signals(target, drafter, forward, verdict, len(tokens))
         drafting = drafted - began + perf_counter() - committed
         times = (drafting, forwarded - drafted, verified - forwarded, committed - verified)
         step = Step(step.index + 1, len(prompt) + produced, draft, verdict.path, tuple(tokens), signals, *times)
         produced += len(tokens)
 
 
-def _signals(drafter: Drafter, forward: Forward, verdict: Verdict, committed: int) -> Signals:
-    signals: dict[Signal, NDArray[Any]] = {}
+def _signals(
+    target: Target, drafter: Drafter, forward: Forward, verdict: Verdict, committed: int, first: bool = False
+) -> Signals:
+    signals: dict[Signal, Any] = {}
     # Token i of the step was predicted by row 0 and then by the row of the i-th accepted node.
     rows = [0, *(node + 1 for node in verdict.path)][:committed]
     if Signal.HIDDEN in drafter.needs and forward.hidden is not None:
         signals[Signal.HIDDEN] = np.ascontiguousarray(forward.hidden[rows].float().cpu().numpy())
     if Signal.TOPK in drafter.needs:
         signals[Signal.TOPK] = top_ids(forward.logits, TOP)
+    # Of a prefill these hold the whole prompt.
+    every = slice(None) if first else rows
+    if Signal.LAYER in drafter.needs and forward.layer is not None:
+        signals[Signal.LAYER] = forward.layer[every]
+    if Signal.CONTEXT_TOPK in drafter.needs and forward.top is not None:
+        signals[Signal.CONTEXT_TOPK] = forward.top[every]
+    if first and Signal.EMBEDDING in drafter.needs:
+        signals[Signal.EMBEDDING] = target.embed
     if Signal.ENTROPY in drafter.needs:
         signals[Signal.ENTROPY] = entropies(forward.logits, rows)
     return signals

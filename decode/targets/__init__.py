@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from specds.decode.contracts import Target
+from specds.decode.contracts import Taps, Target
 from specds.decode.registry import load
+from specds.errors import UsageError
 from specds.model import LanguageModel
 
 TARGETS = {
@@ -22,18 +23,21 @@ def choose_runtime(model: LanguageModel, runtime: str = "auto") -> str:
     return "generic" if unsupported(model) else "cpu"
 
 
-def make_target(model: LanguageModel, runtime: str = "auto", *, hidden: bool = False) -> Target:
+def make_target(model: LanguageModel, runtime: str = "auto", taps: Taps | None = None) -> Target:
     """The target of a model.
 
     Raises:
-        UsageError: no such runtime.
+        UsageError: no such runtime, or the model has no such layer.
         UnsupportedModel: the runtime cannot run the model.
     """
-    runtime = choose_runtime(model, runtime)
+    runtime, taps = choose_runtime(model, runtime), taps or Taps()
+    layers = int(model.config.num_hidden_layers)
+    if taps.layer > layers:
+        raise UsageError(f"layer {taps.layer} is asked for, and {model.name} has {layers}", "a lower one")
     if runtime == "generic":
         from specds.decode.targets.generic import TESTED, check_tree_attention
 
         if model.architecture not in TESTED:
             check_tree_attention(model)
-    target: Target = load(TARGETS, runtime, "runtime")(model, hidden=hidden)
+    target: Target = load(TARGETS, runtime, "runtime")(model, taps)
     return target

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Forward
-from specds.decode.draft import Draft, common_prefix
+from specds.decode.contracts import TOP, Forward, Taps
+from specds.decode.draft import Draft
 from specds.decode.targets import kernels as k
+from specds.decode.targets.held import Held
 from specds.decode.targets.llama import packed, rotary_table, unsupported
 from specds.decode.targets.microkernel import LANES, ROWS
 from specds.decode.targets.team import Team
+from specds.decode.top import top_ids
 from specds.errors import UnsupportedModel
 from specds.model import LanguageModel
 
@@ -36,10 +38,10 @@ class CpuTarget:
         UnsupportedModel: another architecture, device or dtype.
     """
 
-    def __init__(self, model: LanguageModel, *, hidden: bool = False, threads: int | None = None) -> None:
+    def __init__(self, model: LanguageModel, taps: Taps | None = None, *, threads: int | None = None) -> None:
         if reason := unsupported(model):
             raise UnsupportedModel(f"the cpu runtime cannot run {model.name}: {reason}", "use --runtime generic")
-        self._hidden = hidden
+        self._taps = taps or Taps()
         self._packed = packed(model)
         self._vocabulary = model.config.vocab_size
         self._config = model.config
@@ -49,8 +51,7 @@ class CpuTarget:
         self._door = np.zeros(8, np.int64)
         windows = self._packed.table[:, k.WINDOW : k.WINDOW + 1]
         self._windows = windows if windows.any() else None
-        self._held: list[int] = []
-        self._pending: list[int] = []
+        self._held = Held(self._taps, int(self._config.hidden_size), self._vocabulary)
         self._room = 0
         self._keys = self._values = np.empty(0, np.float32)
         self._rows = 0
@@ -59,31 +60,41 @@ class CpuTarget:
 
     def prefill(self, tokens: Sequence[int]) -> Forward:
         """The prompt's passes, a chunk at a time; logits and hidden state of its last token."""
-        same = common_prefix(self._held, tokens[:-1])
-        self._held = list(tokens[:same])  # what is true whatever interrupts this
-        for start in range(same, len(tokens), _CHUNK):
-            chunk = np.array(tokens[start : start + _CHUNK], np.int64)
+        start, most = self._held.begin(tokens), self._held.chunk(_CHUNK)
+        while start < len(tokens):
+            chunk = tokens[start : start + most]
             rows = len(chunk)
-            last = start + rows == len(tokens)
+            asked = rows if self._taps.top else int(start + rows == len(tokens))
             lineage = np.where(np.tri(rows, dtype=np.bool_), np.arange(rows), -1).astype(np.int32)
-            result = self._run(chunk, lineage, np.arange(rows), start, asked=1 if last else 0)
-        self._held = list(tokens)
-        return result
+            result = self._run(np.array(chunk, np.int64), lineage, np.arange(rows), start, asked)
+            self._held.extend(chunk, result.layer, result.top)
+            start += rows
+        hidden = None if result.hidden is None else result.hidden[-1:]
+        return Forward(result.logits[-1:], hidden, self._held.states, self._held.top)
 
     def forward(self, last: int, draft: Draft) -> Forward:
         """One pass over the last committed token and n draft nodes: n + 1 rows of logits, valid until the next pass."""
         draft.check_tokens(self._vocabulary)
-        self._pending = [last, *draft.tokens.tolist()]
-        start = len(self._held)  # a draft that was not committed is forgotten
-        return self._run(np.array(self._pending, np.int64), *_lineage(draft), start, asked=len(draft) + 1)
+        pending = np.array(self._held.pend(last, draft), np.int64)
+        result = self._run(pending, *_lineage(draft), len(self._held), asked=len(draft) + 1)
+        self._held.saw(result.layer, result.top)
+        return result
 
     def commit(self, path: Sequence[int]) -> None:
         """Cut the cache back to the committed text: the last token and the accepted path."""
-        rows = np.array([0, *(node + 1 for node in path)], np.int64)
+        start = len(self._held)
+        rows = np.array(self._held.commit(path), np.int64)
         shape = self._packed.shape
         layers, kv_heads = int(shape[k.LAYERS]), int(shape[k.KV_HEADS])
-        k.compact(layers, kv_heads, self._packed.head, self._keys, self._values, self._room, len(self._held), rows)
-        self._held += [self._pending[row] for row in rows]
+        k.compact(layers, kv_heads, self._packed.head, self._keys, self._values, self._room, start, rows)
+
+    def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
+        """float32[m, d]: input embeddings of m token ids."""
+        width = int(self._config.hidden_size)
+        at = int(self._packed.shape[k.EMBEDDING])
+        panels = self._packed.weights[at : at + -(-self._vocabulary // LANES) * LANES * width]
+        found: NDArray[np.float32] = panels.reshape(-1, width, LANES)[tokens // LANES, :, tokens % LANES]
+        return found
 
     def _run(
         self,
@@ -100,6 +111,7 @@ class CpuTarget:
         cosine, sine = self._cosine[positions].reshape(-1), self._sine[positions].reshape(-1)
         lows = self._lows(positions)
         states = np.empty((asked, model.shape[k.HIDDEN]), np.float32)
+        tapped = np.empty((rows if self._taps.layer else 0, model.shape[k.HIDDEN]), np.float32)
         # Rows of logits end on a whole panel; what is behind the vocabulary is never shown.
         if len(self._logits) < asked * self._line:
             self._logits = np.zeros(asked * self._line, np.float32)
@@ -142,13 +154,20 @@ class CpuTarget:
                 self._own,
                 self._scores,
                 states,
+                self._taps.layer,
+                tapped,
                 logits,
             )
 
         self._team.run(work)
         _compiled.set()
         shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
-        return Forward(shown, torch.from_numpy(states) if self._hidden else None)
+        return Forward(
+            shown,
+            torch.from_numpy(states) if self._taps.hidden else None,
+            tapped if self._taps.layer else None,
+            top_ids(shown, TOP) if self._taps.top else None,
+        )
 
     def _lows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[layers, n]: the first position that each row sees in each layer."""

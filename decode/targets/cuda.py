@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from specds.decode.contracts import Forward
-from specds.decode.draft import Draft, common_prefix
+from specds.decode.contracts import TOP, Forward, Taps
+from specds.decode.draft import Draft
+from specds.decode.targets.held import Held
 from specds.decode.targets.llama import not_llama_like, rotary_table, windows
+from specds.decode.top import top_ids
 from specds.errors import ModelError, UnsupportedModel
 from specds.model import LanguageModel
 
@@ -33,10 +35,10 @@ class CudaTarget:
         ModelError: a tensor of the checkpoint is missing.
     """
 
-    def __init__(self, model: LanguageModel, *, hidden: bool = False, graphs: bool | None = None) -> None:
+    def __init__(self, model: LanguageModel, taps: Taps | None = None, *, graphs: bool | None = None) -> None:
         if reason := not_llama_like(model):
             raise UnsupportedModel(f"the cuda runtime cannot run {model.name}: {reason}", "use --runtime generic")
-        self._hidden = hidden
+        self._taps = taps or Taps()
         if model not in _networks:
             _networks[model] = _Network(model)
         self._net = _networks[model]
@@ -50,28 +52,29 @@ class CudaTarget:
         self._pool = torch.cuda.graph_pool_handle() if self._graphs is not None else None
         self._room = 0
         self._keys = self._values = torch.empty(0)
-        self._held: list[int] = []
-        self._pending: list[int] = []
+        self._held = Held(self._taps, int(model.config.hidden_size), self._vocabulary)
         self._reserve(_SPAN)
 
     def prefill(self, tokens: Sequence[int]) -> Forward:
         """The prompt's passes, a chunk at a time; logits and hidden state of its last token."""
-        same = common_prefix(self._held, tokens[:-1])
-        self._held = list(tokens[:same])  # what is true whatever interrupts this
-        for start in range(same, len(tokens), _CHUNK):
-            chunk = list(tokens[start : start + _CHUNK])
+        start, most = self._held.begin(tokens), self._held.chunk(_CHUNK)
+        while start < len(tokens):
+            chunk = list(tokens[start : start + most])
             rows = len(chunk)
             self._reserve(start + rows)
             seen = np.tri(rows, dtype=np.bool_)
-            logits, states = self._run(chunk, np.arange(rows), seen, start, rows, start + rows, asked=1)
-        self._held = list(tokens)
-        return Forward(logits, states if self._hidden else None)
+            asked = rows if self._taps.top else 1
+            result = self._run(chunk, np.arange(rows), seen, start, rows, start + rows, asked)
+            self._held.extend(chunk, result.layer, result.top)
+            start += rows
+        hidden = None if result.hidden is None else result.hidden[-1:]
+        return Forward(result.logits[-1:], hidden, self._held.states, self._held.top)
 
     def forward(self, last: int, draft: Draft) -> Forward:
         """One pass over the last committed token and n draft nodes: n + 1 rows of logits, valid until the next pass."""
         draft.check_tokens(self._vocabulary)
-        self._pending = [last, *draft.tokens.tolist()]
-        rows, start = len(self._pending), len(self._held)
+        pending = self._held.pend(last, draft)
+        rows, start = len(pending), len(self._held)
         seen = np.eye(rows, dtype=np.bool_)
         seen[:, 0] = True
         seen[1:, 1:] = draft.ancestors()
@@ -79,18 +82,22 @@ class CudaTarget:
         padded = next((bucket for bucket in _BUCKETS if bucket >= rows), rows)
         self._reserve(start + padded)
         span = min(self._room, -(-(start + padded) // _SPAN) * _SPAN)
-        logits, states = self._run(self._pending, depths, seen, start, padded, span, asked=padded)
-        return Forward(logits[:rows], states[:rows] if self._hidden else None)
+        result = self._run(pending, depths, seen, start, padded, span, asked=padded)
+        self._held.saw(result.layer, result.top)
+        return result
 
     def commit(self, path: Sequence[int]) -> None:
         """Cut the cache back to the committed text: the last token and the accepted path."""
-        rows = [0, *(node + 1 for node in path)]
         start = len(self._held)
+        rows = self._held.commit(path)
         if rows != list(range(len(rows))):
             source = torch.tensor([start + row for row in rows], device=self._device)
             for cache in (self._keys, self._values):
                 cache[:, :, start : start + len(rows)] = cache[:, :, source]
-        self._held += [self._pending[row] for row in rows]
+
+    def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
+        """float32[m, d]: input embeddings of m token ids."""
+        return self._net.embed(tokens)
 
     def _run(
         self,
@@ -101,13 +108,23 @@ class CudaTarget:
         rows: int,
         span: int,
         asked: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Forward:
         inputs = self._inputs(tokens, depths, seen, start, rows, span)
+        caches = self._rotary, self._keys, self._values
         if self._graphs is None or asked != rows or rows not in _BUCKETS or span % _SPAN:
-            return self._net.run(inputs, self._rotary, self._keys, self._values, asked)
-        if (rows, span) not in self._graphs:
-            self._graphs[rows, span] = _Captured(self._net, inputs, self._rotary, self._keys, self._values, self._pool)
-        return self._graphs[rows, span].replay(inputs)
+            logits, states, tapped = self._net.run(inputs, *caches, asked, self._taps.layer)
+        else:
+            if (rows, span) not in self._graphs:
+                self._graphs[rows, span] = _Captured(self._net, inputs, *caches, self._taps.layer, self._pool)
+            logits, states, tapped = self._graphs[rows, span].replay(inputs)
+        used = len(tokens)
+        logits, states = logits[: min(asked, used)], states[: min(asked, used)]
+        return Forward(
+            logits,
+            states if self._taps.hidden else None,
+            None if tapped is None else tapped[:used].float().cpu().numpy(),
+            top_ids(logits, TOP) if self._taps.top else None,
+        )
 
     def _inputs(
         self, tokens: list[int], depths: NDArray[Any], seen: NDArray[np.bool_], start: int, rows: int, span: int
@@ -223,8 +240,13 @@ class _Network:
         keys: torch.Tensor,
         values: torch.Tensor,
         asked: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [asked, vocabulary] and final states [asked, hidden] of the last rows; writes the caches."""
+        tap: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Logits [asked, vocabulary] and final states [asked, hidden] of the last rows; writes the caches.
+
+        Third, the residual stream [rows, hidden] behind the layer `tap`, 1 the first; 0: None.
+        """
+        tapped: torch.Tensor | None = None
         rows, span = inputs["masks"].shape[1:]
         shared = self.heads // self.kv_heads
         sizes = [count * self.head for count in (self.heads, self.kv_heads, self.kv_heads)]
@@ -256,8 +278,17 @@ class _Network:
                 2, -1
             )
             x = x + functional.linear(functional.silu(gate) * up, block.down, block.down_bias)
+            if layer + 1 == tap:
+                tapped = x
         states = self._normed(x[-asked:], self._norm)
-        return functional.linear(states, self._lm_head), states
+        return functional.linear(states, self._lm_head), states, tapped
+
+    @torch.inference_mode()
+    def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
+        """float32[m, d]: input embeddings of m token ids."""
+        ids = torch.from_numpy(np.asarray(tokens, np.int64)).to(self.device)
+        found: NDArray[np.float32] = functional.embedding(ids, self._embedding).float().cpu().numpy()
+        return found
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = x.float()
@@ -274,12 +305,13 @@ class _Captured:
         rotary: tuple[torch.Tensor, torch.Tensor],
         keys: torch.Tensor,
         values: torch.Tensor,
+        tap: int,
         pool: Any,
     ) -> None:
         self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
         self._device = network.device
         rows = len(inputs["ids"])
-        arguments = (self._inputs, rotary, keys, values, rows)
+        arguments = (self._inputs, rotary, keys, values, rows, tap)
         with torch.cuda.device(self._device):
             # Once or twice outside the graph: libraries allocate and choose kernels at their first calls.
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
@@ -290,14 +322,14 @@ class _Captured:
             torch.cuda.current_stream().wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, pool=pool):
-                self._logits, self._states = network.run(*arguments)
+                self._results = network.run(*arguments)
 
-    def replay(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def replay(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         with torch.cuda.device(self._device):
             for name, tensor in inputs.items():
                 self._inputs[name].copy_(tensor)
             self._graph.replay()
-        return self._logits, self._states
+        return self._results
 
 
 _networks: WeakKeyDictionary[LanguageModel, _Network] = WeakKeyDictionary()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Forward
-from specds.decode.draft import Draft, common_prefix, tree
+from specds.decode.contracts import TOP, Forward, Taps
+from specds.decode.draft import Draft, tree
 from specds.decode.targets.cache import TreeCache
+from specds.decode.targets.held import Held
+from specds.decode.top import top_ids
 from specds.errors import UnsupportedModel, first_line
 from specds.model import LanguageModel
 
@@ -44,35 +46,34 @@ class HuggingFaceTarget:
             or a pass over a small tree does not give what separate passes over its branches give.
     """
 
-    def __init__(self, model: LanguageModel, *, hidden: bool = False) -> None:
+    def __init__(self, model: LanguageModel, taps: Taps | None = None) -> None:
         self._network = model.network
         self._decoder = model.decoder
         self._config = model.network.config.get_text_config()
         self._device = model.network.device
-        self._hidden = hidden
-        self._captured: torch.Tensor | None = None
+        self._taps = taps or Taps()
+        self._captured: dict[str, torch.Tensor] = {}
         _refuse_unsupported(model)
+        self._tapped = _layer(model, self._taps.layer) if self._taps.layer else None
         # Models that mix kinds of attention take one mask a kind, under the kind's name.
         self._masks_by_kind = "causal_mask_mapping" in _local_names(model.decoder)
         self._window = _window(model)
         self._cache = TreeCache(self._config.num_hidden_layers)
-        self._start = 0
-        self._held: list[int] = []
-        self._pending: list[int] = []
         self._vocabulary = int(self._config.vocab_size)
+        self._held = Held(self._taps, int(self._config.hidden_size), self._vocabulary)
 
     def prefill(self, tokens: Sequence[int]) -> Forward:
         """The prompt's passes (at least one token), a chunk at a time; logits and hidden state of its last token."""
-        same = common_prefix(self._held, tokens[:-1])
-        self._held = list(tokens[:same])  # what is true whatever interrupts this
-        self._cache.keep(same, [])
-        for start in range(same, len(tokens), _CHUNK):
-            chunk = list(tokens[start : start + _CHUNK])
+        start, most = self._held.begin(tokens), self._held.chunk(_CHUNK)
+        self._cache.keep(start, [])
+        while start < len(tokens):
+            chunk = list(tokens[start : start + most])
             positions = torch.arange(start, start + len(chunk), device=self._device)
-            result = self._run(chunk, positions, mask=None, rows=1)
-        self._start = len(tokens)
-        self._held = list(tokens)
-        return result
+            result = self._run(chunk, positions, mask=None, rows=len(chunk) if self._taps.top else 1)
+            self._held.extend(chunk, result.layer, result.top)
+            start += len(chunk)
+        hidden = None if result.hidden is None else result.hidden[-1:]
+        return Forward(result.logits[-1:], hidden, self._held.states, self._held.top)
 
     def forward(self, last: int, draft: Draft) -> Forward:
         """One pass over the last committed token and n draft nodes: n + 1 rows of logits.
@@ -81,23 +82,32 @@ class HuggingFaceTarget:
             CorruptStore: a drafted token is none of the model's.
         """
         draft.check_tokens(self._vocabulary)
-        self._start = len(self._held)
-        self._cache.keep(self._start, [])  # a draft that was not committed is forgotten
+        start = len(self._held)
+        self._cache.keep(start, [])  # a draft that was not committed is forgotten
         depths = np.concatenate([[0], draft.depths()])
-        positions = torch.from_numpy(depths + self._start).to(self._device)
-        mask = self._mask(draft, depths) if len(draft) else None
-        self._pending = [last, *draft.tokens.tolist()]
-        return self._run(self._pending, positions, mask, rows=len(draft) + 1)
+        positions = torch.from_numpy(depths + start).to(self._device)
+        mask = self._mask(draft, depths, start) if len(draft) else None
+        result = self._run(self._held.pend(last, draft), positions, mask, rows=len(draft) + 1)
+        self._held.saw(result.layer, result.top)
+        return result
 
     def commit(self, path: Sequence[int]) -> None:
         """Cut the cache back to the committed text: the last token and the accepted path."""
-        rows = [0, *(node + 1 for node in path)]
-        self._cache.keep(self._start, rows)
-        self._held += [self._pending[row] for row in rows]
+        start = len(self._held)
+        self._cache.keep(start, self._held.commit(path))
+
+    @torch.inference_mode()
+    def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
+        """float32[m, d]: input embeddings of m token ids, as the model's own module gives them."""
+        ids = torch.from_numpy(np.asarray(tokens, np.int64)).to(self._device)
+        found: NDArray[np.float32] = self._network.get_input_embeddings()(ids).float().cpu().numpy()
+        return found
 
     @torch.inference_mode()
     def _run(self, tokens: list[int], positions: torch.Tensor, mask: Any, rows: int) -> Forward:
-        hook = self._decoder.register_forward_hook(self._capture) if self._hidden else None
+        hooks = [self._decoder.register_forward_hook(self._capture("hidden"))] if self._taps.hidden else []
+        if self._tapped is not None:
+            hooks.append(self._tapped.register_forward_hook(self._capture("layer")))
         try:
             output = self._network(
                 input_ids=torch.tensor([tokens], device=self._device),
@@ -108,27 +118,37 @@ class HuggingFaceTarget:
                 logits_to_keep=rows,
             )
         finally:
-            if hook is not None:
+            for hook in hooks:
                 hook.remove()
-        hidden = self._captured[0, -rows:] if self._captured is not None else None
-        self._captured = None
-        return Forward(output.logits[0, -rows:], hidden)
+        logits = output.logits[0, -rows:]
+        hidden, layer = self._captured.pop("hidden", None), self._captured.pop("layer", None)
+        return Forward(
+            logits,
+            None if hidden is None else hidden[0, -rows:],
+            None if layer is None else layer[0].float().cpu().numpy(),
+            top_ids(logits, TOP) if self._taps.top else None,
+        )
 
-    def _capture(self, module: Any, arguments: Any, output: Any) -> None:
-        self._captured = output[0] if isinstance(output, tuple) else output.last_hidden_state
+    def _capture(self, name: str) -> Callable[[Any, Any, Any], None]:
+        def keep(module: Any, arguments: Any, output: Any) -> None:
+            if isinstance(output, tuple):
+                output = output[0]
+            self._captured[name] = output if isinstance(output, torch.Tensor) else output.last_hidden_state
 
-    def _mask(self, draft: Draft, depths: NDArray[np.int64]) -> Any:
+        return keep
+
+    def _mask(self, draft: Draft, depths: NDArray[np.int64], start: int) -> Any:
         """Additive masks float[1, 1, n + 1, start + n + 1]: 0 where a row may look, the lowest number elsewhere."""
         rows = len(draft) + 1
-        seen = np.zeros((rows, self._start + rows), dtype=np.bool_)
-        seen[:, : self._start + 1] = True
-        seen[1:, self._start + 1 :] = draft.ancestors()
+        seen = np.zeros((rows, start + rows), dtype=np.bool_)
+        seen[:, : start + 1] = True
+        seen[1:, start + 1 :] = draft.ancestors()
         full: torch.Tensor | None
         if self._window is None:
             full = sliding = self._additive(seen)
         else:
-            at = np.concatenate([np.arange(self._start), self._start + depths])
-            near = at[None, :] > (at[self._start :] - self._window)[:, None]
+            at = np.concatenate([np.arange(start), start + depths])
+            near = at[None, :] > (at[start:] - self._window)[:, None]
             full = self._additive(seen) if self._masks_by_kind else None
             sliding = self._additive(seen & near)
         if self._masks_by_kind:
@@ -183,6 +203,21 @@ def _compare_with_branches(model: LanguageModel, tolerance: float) -> None:
                 f"{model.name} ({type(model.network).__name__}) gives other logits for a tree than for its branches",
                 "its attention ignores the mask or the position ids; specds cannot decode with it",
             )
+
+
+def _layer(model: LanguageModel, number: int) -> Any:
+    """A layer's own module; 1 is the first.
+
+    Raises:
+        UnsupportedModel: the decoder does not keep its layers in a list called `layers`.
+    """
+    layers = getattr(model.decoder, "layers", None)
+    if not isinstance(layers, torch.nn.ModuleList) or number > len(layers):
+        raise UnsupportedModel(
+            f"{model.name} ({type(model.network).__name__}) does not show its layers",
+            "adapld and pld-plus look at one; choose another drafter",
+        )
+    return layers[number - 1]
 
 
 def _local_names(module: Any) -> frozenset[str]:

@@ -269,6 +269,8 @@ def forward(
     own: Any,
     scores: Any,
     states: Any,
+    tap: int,
+    tapped: Any,
     logits: Any,
 ) -> None:
     """One pass over `tokens`, behind `start` committed ones; logits and final states of the last `asked` rows.
@@ -283,6 +285,7 @@ def forward(
         keys, values: [layers, key-value heads, room · padded head] caches; written at start … start + n - 1.
         x, wide, mixed: work space for n rows, shared: the residual stream, projections, attention's output.
         own: work space of each thread, [threads, …]; scores: [threads, ROWS · room].
+        tap: a layer, 1 the first; 0: none. tapped: [n, hidden], the residual stream behind it, of all rows.
         states: [asked, hidden]; logits: [asked, padded vocabulary]: the results.
     """
     rows = len(tokens)
@@ -404,6 +407,10 @@ def forward(
         project(weights, at[DOWN], inner, first, last, rows, mixed, inner, wide, stream)
         add_panels(x, wide, first, last, rows, stream)
         turn = barrier(door, threads, turn)
+        if layer + 1 == tap:  # nobody writes to x before the barrier after next
+            first, last = share(rows, thread, threads)
+            for row in range(first, last):
+                tapped[row] = x[row * stream : row * stream + hidden]
 
     for row in range(asked):
         line, to = (rows - asked + row) * stream, row * stream

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from specds.decode.contracts import Forward
+from specds.decode.contracts import TOP, Forward, Taps
 from specds.decode.draft import chain, empty
 from specds.decode.targets import TARGETS, make_target
 from specds.decode.targets.cpu import CpuTarget
 from specds.decode.targets.generic import HuggingFaceTarget, check_tree_attention
-from specds.errors import CorruptStore, UnsupportedModel
+from specds.errors import CorruptStore, UnsupportedModel, UsageError
 from specds.model import LanguageModel, load_model, wrap_model
 
 from ..conftest import FAMILIES, VOCABULARY, make_model
@@ -73,7 +76,7 @@ def test_after_a_commit_the_cache_is_that_of_the_accepted_text(runtime: str, fam
 def test_hidden_states_are_the_final_normed_ones(runtime: str, tiny: LanguageModel) -> None:
     prompt = [7, 8, 9, 10, 11]
     draft = chain([12, 13], [0.5, 0.5])
-    target = make_target(tiny, runtime, hidden=True)
+    target = make_target(tiny, runtime, Taps(hidden=True))
     first, second = target.prefill(prompt), target.forward(14, draft)
     with torch.inference_mode():
         output = tiny.network(torch.tensor([[*prompt, 14, 12, 13]]), output_hidden_states=True, use_cache=False)
@@ -91,6 +94,89 @@ def test_hidden_states_are_not_kept_unless_asked_for(runtime: str, tiny: Languag
     assert isinstance(result, Forward)
     assert result.hidden is None
     assert result.logits.shape == (1, VOCABULARY)
+
+
+@pytest.mark.parametrize(("runtime", "family"), RUNTIMES)
+def test_a_layer_and_the_likeliest_tokens_are_kept_of_the_whole_text(runtime: str, family: str) -> None:
+    """Of a prompt in several chunks, of accepted branches, and of the part of a prompt that is not computed again."""
+    model = make_model(family)
+    target = make_target(model, runtime, Taps(layer=2, top=True))
+    text = np.random.default_rng(3).integers(5, VOCABULARY, 140).tolist()
+    result = target.prefill(text)
+    check_taps(model, text, result)
+    draft = build(TREE)
+    for path, following in [((0, 2, 4, 6), 21), ((), 22), ((1, 3, 7), 23)]:
+        last = 30 + following
+        rows = target.forward(last, draft)
+        target.commit(path)
+        accepted = [last, *draft.tokens[list(path)].tolist()]
+        text += accepted
+        kept = [0, *(node + 1 for node in path)]
+        assert rows.layer is not None
+        assert rows.top is not None
+        check_taps(model, text, Forward(rows.logits, None, rows.layer[kept], rows.top[kept]))
+    check_taps(model, [*text, 40, 41], target.prefill([*text, 40, 41]))
+    check_taps(model, [*text[:50], 42], target.prefill([*text[:50], 42]))
+
+
+def check_taps(model: LanguageModel, text: list[int], result: Forward) -> None:
+    """The last rows of the text have these states and likeliest tokens, by an ordinary pass of the network."""
+    with torch.inference_mode():
+        output = model.network(torch.tensor([text]), output_hidden_states=True, use_cache=False)
+    assert result.layer is not None
+    assert result.top is not None
+    rows = len(result.layer)
+    expected = output.hidden_states[2][0, -rows:]
+    assert torch.allclose(torch.from_numpy(result.layer.copy()), expected, atol=1e-4, rtol=1e-4)
+    assert result.top.shape == (rows, TOP)
+    logits = output.logits[0, -rows:]
+    best = torch.topk(logits, TOP, dim=-1).values
+    assert torch.allclose(logits.gather(-1, torch.from_numpy(result.top.astype(np.int64))), best, atol=1e-3)
+
+
+@pytest.mark.parametrize("runtime", TARGETS)
+def test_embeddings_are_the_models_own(runtime: str, tiny: LanguageModel) -> None:
+    tokens = np.array([5, 90, 5, VOCABULARY - 1])
+    with torch.inference_mode():
+        expected = tiny.network.get_input_embeddings()(torch.from_numpy(tokens))
+    assert np.allclose(make_target(tiny, runtime).embed(tokens), expected.numpy())
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused(tiny: LanguageModel) -> None:
+    with pytest.raises(UsageError, match="layer 9 is asked for, and tiny has 3"):
+        make_target(tiny, "generic", Taps(layer=9))
+
+
+_LONG = """
+import resource, sys
+import numpy as np
+from specds.decode.contracts import Taps
+from specds.decode.targets import make_target
+from tests.conftest import make_model
+model = make_model(vocab_size=262_144, hidden_size=16, max_position_embeddings=8192, tie_word_embeddings=True)
+prompt = np.random.default_rng(0).integers(5, 100, 4096).tolist()
+target = make_target(model, sys.argv[1], Taps(layer=1, top=True))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+result = target.prefill(prompt)
+assert result.top.shape == (4096, 8) and result.layer.shape == (4096, 16)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+@pytest.mark.parametrize(
+    "runtime", ["cpu", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cuda", "generic"))]
+)
+def test_a_long_prompt_never_stands_in_memory_times_the_vocabulary(runtime: str) -> None:
+    """4,096 tokens and a vocabulary of 262,144 are 4 GB of logits; a few hundred MB are allowed."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LONG, runtime],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 700, f"{done.stdout} MB"
 
 
 @pytest.mark.parametrize(("runtime", "family"), RUNTIMES)
@@ -129,14 +215,14 @@ def test_a_row_is_the_same_bit_by_bit_whatever_stands_beside_it(family: str, thr
     """Alone, in a tree, behind a prompt computed at once or in parts, on any number of threads."""
     model = make_model(family)
     prompt = np.random.default_rng(7).integers(5, VOCABULARY, 203).tolist()
-    plain = CpuTarget(model, hidden=True, threads=1)
+    plain = CpuTarget(model, Taps(hidden=True), threads=1)
     plain.prefill(prompt)
     expected = []
     for token in (20, 9, 11, 13):
         expected.append(plain.forward(token, empty()))
         expected[-1] = Forward(expected[-1].logits.clone(), expected[-1].hidden)
         plain.commit(())
-    target = CpuTarget(model, hidden=True, threads=threads)
+    target = CpuTarget(model, Taps(hidden=True), threads=threads)
     target.prefill(prompt[:77])
     target.prefill(prompt)
     result = target.forward(20, build(TREE))  # its path 0, 2, 4 is 9, 11, 13
