@@ -17,8 +17,8 @@ _ROWS = 8_192
 def trace_row(prompt: str, turn: int, drafter: str, step: Step) -> dict[str, Any]:
     """A step as a flat record.
 
-    The draft is kept whole (tokens, parents, scores), so that what any verifier would have done with it, and
-    what a smaller budget would have kept, can be replayed.
+    The draft is kept whole (tokens, parents, scores, and where each came from), so that what any verifier would
+    have done with it, and what a smaller budget would have kept, can be replayed.
     """
     return {
         "prompt": prompt,
@@ -33,6 +33,8 @@ def trace_row(prompt: str, turn: int, drafter: str, step: Step) -> dict[str, Any
         "draft_tokens": step.draft.tokens.tolist(),
         "draft_parents": step.draft.parents.tolist(),
         "draft_scores": step.draft.score.tolist(),
+        "draft_sources": [] if step.draft.origin is None else step.draft.origin.names(),
+        "draft_places": [] if step.draft.origin is None else step.draft.origin.place.tolist(),
         "path": list(step.path),
         "draft_seconds": step.draft_seconds,
         "forward_seconds": step.forward_seconds,
@@ -147,6 +149,8 @@ def _schema() -> Any:
             ("draft_tokens", pa.list_(whole)),
             ("draft_parents", pa.list_(whole)),
             ("draft_scores", pa.list_(pa.float32())),
+            ("draft_sources", pa.list_(pa.string())),
+            ("draft_places", pa.list_(whole)),
             ("path", pa.list_(whole)),
             *((f"{part}_seconds", real) for part in ("draft", "forward", "verify", "commit")),
         ]

@@ -210,7 +210,7 @@ class SuffixAutomaton:
         state = _suffix(self._states, self._counts, length)
         if state < 0:
             return np.empty(0, np.int64)
-        ends, room = np.empty(most, np.int64), 256
+        ends, room = np.empty(min(most, len(self)), np.int64), 256
         while (found := _collect(self._states, self._counts, state, ends, np.empty(room, np.int64))) < 0:
             room *= 4
         return np.sort(ends[:found])

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from specds.decode.arrays import with_room
+
 
 class Context:
     """Token ids in a buffer that grows geometrically; appending costs O(1) amortised."""
@@ -19,10 +21,7 @@ class Context:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens."""
         end = self._length + len(tokens)
-        if end > len(self._buffer):
-            grown = np.empty(2 * end, dtype=np.int64)
-            grown[: self._length] = self.tokens
-            self._buffer = grown
+        self._buffer = with_room(self._buffer, self._length, end)
         self._buffer[self._length : end] = tokens
         self._length = end
 

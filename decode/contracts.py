@@ -23,7 +23,10 @@ class Signal(Enum):
     """float32[m, d]: the last layer's final-normed hidden state of the rows that produced the committed tokens."""
 
     TOPK = "topk"
-    """int32[n + 1, TOP]: the likeliest next tokens, best first, after the last token and after each draft node."""
+    """int32[m, TOP]: the likeliest tokens, best first, of what each committed token was picked from."""
+
+    TREE_TOPK = "tree-topk"
+    """int32[n + 1, TOP]: the same after the last token and after each draft node, accepted or not."""
 
     ENTROPY = "entropy"
     """float32[m]: the entropy in nats of the distribution that each committed token was picked from."""
@@ -40,7 +43,7 @@ class Signal(Enum):
 
 
 TOP = 8
-"""Tokens of the TOPK and CONTEXT_TOPK signals."""
+"""Tokens of the TOPK, TREE_TOPK and CONTEXT_TOPK signals."""
 
 Signals = Mapping[Signal, Any]
 
@@ -71,12 +74,21 @@ class Forward:
         logits: float[n + 1, vocabulary] on the target's device: row 0 follows the last committed token,
             row i + 1 follows draft node i. A prefill gives one row.
         hidden: float[n + 1, d], the final-normed hidden states of the same rows; None unless tapped.
-        layer: float32[n + 1, d], the residual stream behind the tapped layer; of a prefill [length of the prompt, d].
-        top: int32[n + 1, TOP], the likeliest next tokens; of a prefill [length of the prompt, TOP].
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a target keeps of all tokens that are in its cache; valid until the next pass.
+
+    Attributes:
+        layer: float32[length, d], the residual stream behind the tapped layer; None unless tapped.
+        top: int32[length, TOP], the likeliest tokens after each; None unless tapped.
+    """
+
     layer: NDArray[np.float32] | None = None
     top: NDArray[np.int32] | None = None
 
@@ -173,6 +185,9 @@ class Target(Protocol):
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the last token's cache entry and those of the accepted path; forget the rest of the draft."""
+
+    def kept(self) -> Kept:
+        """What the taps keep of all that was prefilled and committed."""
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """float32[m, d]: input embeddings of m token ids."""

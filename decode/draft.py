@@ -2,14 +2,61 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specds.errors import CorruptStore
+from specds.jit import compiled
+
+
+class Source(NamedTuple):
+    """One way of finding tokens.
+
+    Attributes:
+        name: as traces show it.
+        retrieved: the tokens are copied from text, not guessed by a model. Only such tokens may be verified leniently.
+    """
+
+    name: str
+    retrieved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the n nodes of a draft come from.
+
+    Attributes:
+        sources: those that the drafter has.
+        source: int8[n], which of them proposed a node.
+        place: int32[n], the position in the text so far that the token was copied from; -1: from nowhere in it.
+    """
+
+    sources: tuple[Source, ...]
+    source: NDArray[np.int8]
+    place: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, source: Source, count: int, place: int = -1) -> Origin:
+        """Of `count` nodes of one source, copied from the text from a place on, or from elsewhere."""
+        places = np.arange(place, place + count, dtype=np.int32) if place >= 0 else np.full(count, -1, np.int32)
+        return cls((source,), np.zeros(count, np.int8), places)
+
+    def keep(self, kept: NDArray[np.int64]) -> Origin:
+        """Of some nodes."""
+        return Origin(self.sources, self.source[kept], self.place[kept])
+
+    def retrieved(self) -> NDArray[np.bool_]:
+        """bool[n]: which nodes are copied from text."""
+        found: NDArray[np.bool_] = np.array([source.retrieved for source in self.sources])[self.source]
+        return found
+
+    def names(self) -> list[str]:
+        """Each node's source by name."""
+        return [self.sources[source].name for source in self.source.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +68,14 @@ class Draft:
         parents: int32[n]; parents[i] < i, or -1 for a child of the last committed token. Siblings are distinct tokens.
         score: float32[n], the estimated probability that the target picks this token once its parent is accepted.
         q: float32[n], a draft model's own probability of each token; None for deterministic proposals.
+        origin: where the nodes come from; None if the drafter does not say.
     """
 
     tokens: NDArray[np.int32]
     parents: NDArray[np.int32]
     score: NDArray[np.float32]
     q: NDArray[np.float32] | None = None
+    origin: Origin | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -46,18 +95,12 @@ class Draft:
 
     def depths(self) -> NDArray[np.int32]:
         """int32[n]: 1 for children of the last committed token, and so on down."""
-        depths = np.ones(len(self), dtype=np.int32)
-        for node, parent in enumerate(self.parents):
-            if parent >= 0:
-                depths[node] = depths[parent] + 1
+        depths: NDArray[np.int32] = _depths(self.parents)
         return depths
 
     def ancestors(self) -> NDArray[np.bool_]:
         """bool[n, n]: row i marks the nodes on the path down to i, i itself included."""
-        seen = np.eye(len(self), dtype=np.bool_)
-        for node, parent in enumerate(self.parents):
-            if parent >= 0:
-                seen[node] |= seen[parent]
+        seen: NDArray[np.bool_] = _ancestors(self.parents)
         return seen
 
     def path_probability(self) -> NDArray[np.float64]:
@@ -95,14 +138,13 @@ class Draft:
             renumber[self.parents[kept]],
             self.score[kept],
             None if self.q is None else self.q[kept],
+            None if self.origin is None else self.origin.keep(kept),
         )
 
 
 def along_paths(parents: NDArray[np.int32], chance: NDArray[np.float64]) -> NDArray[np.float64]:
     """float64[n]: the product of chances down to each node; `chance` is changed in place."""
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            chance[node] *= chance[parent]
+    _along(parents, chance)
     return chance
 
 
@@ -119,10 +161,15 @@ def empty() -> Draft:
     return Draft(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
-def chain(tokens: Sequence[int] | NDArray[np.integer], score: Sequence[float] | NDArray[np.float64]) -> Draft:
+def chain(
+    tokens: Sequence[int] | NDArray[np.integer],
+    score: Sequence[float] | NDArray[np.floating],
+    origin: Origin | None = None,
+) -> Draft:
     """A draft without branches."""
     nodes = np.asarray(tokens, dtype=np.int32)
-    return Draft(nodes, np.arange(-1, len(nodes) - 1, dtype=np.int32), np.asarray(score, dtype=np.float32))
+    parents = np.arange(-1, len(nodes) - 1, dtype=np.int32)
+    return Draft(nodes, parents, np.asarray(score, dtype=np.float32), origin=origin)
 
 
 def tree(
@@ -130,6 +177,7 @@ def tree(
     parents: NDArray[np.int32],
     weights: NDArray[np.float64] | NDArray[np.int64],
     total: float,
+    source: Source | None = None,
 ) -> Draft:
     """A draft from a counted tree: a node's score is its share of its parent's weight, shrunk towards 0.
 
@@ -140,6 +188,7 @@ def tree(
         tokens, parents: int32[n] in topological order, as in `Draft`.
         weights: [n], how often, or how strongly, each node was seen; never more than the parent's.
         total: the weight of the root.
+        source: who proposed it.
     """
     weights = np.asarray(weights, dtype=np.float64)
     above = np.where(parents >= 0, weights[parents] if len(weights) else weights, float(total))
@@ -147,10 +196,16 @@ def tree(
         tokens.astype(np.int32, copy=False),
         parents.astype(np.int32, copy=False),
         (weights / (above + 1.0)).astype(np.float32),
+        origin=None if source is None else Origin.of(source, len(tokens)),
     )
 
 
-def merge(paths: Sequence[NDArray[np.integer]], weights: Sequence[float], budget: int) -> Draft:
+def merge(
+    paths: Sequence[NDArray[np.integer]],
+    weights: Sequence[float],
+    budget: int,
+    origins: Sequence[Origin] | None = None,
+) -> Draft:
     """One tree from weighted token sequences that share prefixes.
 
     The `budget` nodes of the largest path probability are kept; ties go to the shallower node, then to the
@@ -160,31 +215,101 @@ def merge(paths: Sequence[NDArray[np.integer]], weights: Sequence[float], budget
         paths: token sequences, each a candidate for what follows the last committed token.
         weights: one positive weight a path; a node's weight is the sum over the paths through it.
         budget: the most nodes.
+        origins: where each path's tokens come from, of the same sources; a node's is that of the first path through it.
     """
-    tokens: list[int] = []
-    parents: list[int] = []
-    mass: list[float] = []
-    depth: list[int] = []
-    children: dict[tuple[int, int], int] = {}
-    for path, weight in zip(paths, weights, strict=True):
-        node = -1
-        for token in path:
-            key = (node, int(token))
-            found = children.get(key)
-            if found is None:
-                found = children[key] = len(tokens)
-                tokens.append(key[1])
-                parents.append(node)
-                mass.append(0.0)
-                depth.append(1 if node < 0 else depth[node] + 1)
-            mass[found] += weight
-            node = found
-    if not tokens:
+    if not paths or budget < 1:
         return empty()
-    full = tree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(mass), float(sum(weights)))
-    probability = full.path_probability()
-    kept = heapq.nsmallest(budget, range(len(tokens)), key=lambda node: (-probability[node], depth[node], node))
-    order = np.array(sorted(kept, key=lambda node: (depth[node], node)), dtype=np.int64)
-    renumber = np.full(len(tokens) + 1, -1, dtype=np.int32)
-    renumber[order] = np.arange(len(order))
-    return Draft(full.tokens[order], renumber[full.parents[order]], full.score[order])
+    ends = np.cumsum([len(path) for path in paths])
+    if not ends[-1]:
+        return empty()
+    flat = np.concatenate(paths).astype(np.int32, copy=False)
+    tokens, parents, score, first = _merge(flat, ends, np.asarray(weights, np.float64), budget)
+    if origins is None:
+        return Draft(tokens, parents, score)
+    source = np.concatenate([origin.source for origin in origins])[first]
+    place = np.concatenate([origin.place for origin in origins])[first]
+    return Draft(tokens, parents, score, origin=Origin(origins[0].sources, source, place))
+
+
+@compiled
+def _merge(flat: Any, ends: Any, weights: Any, budget: int) -> Any:
+    """Tokens, parents, scores and the places in `flat` of the nodes that are kept."""
+    most = len(flat)
+    token, parent, depth = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.int32)
+    mass, first = np.zeros(most), np.empty(most, np.int64)
+    child, sibling = np.full(most + 1, -1, np.int32), np.full(most, -1, np.int32)
+    count, start, deepest = 0, 0, 0
+    for path in range(len(ends)):
+        node = -1
+        for at in range(start, ends[path]):
+            found, last = child[node + 1], -1
+            while found >= 0 and token[found] != flat[at]:
+                last, found = found, sibling[found]
+            if found < 0:
+                found = count
+                count += 1
+                token[found], parent[found], first[found] = flat[at], node, at
+                depth[found] = 1 if node < 0 else depth[node] + 1
+                deepest = max(deepest, depth[found])
+                if last < 0:
+                    child[node + 1] = found
+                else:
+                    sibling[last] = found
+            mass[found] += weights[path]
+            node = found
+        start = ends[path]
+    total = weights.sum()
+    score, chance = np.empty(count, np.float32), np.empty(count)
+    for node in range(count):
+        above = total if parent[node] < 0 else mass[parent[node]]
+        score[node] = mass[node] / (above + 1.0)
+        chance[node] = float(score[node]) * (1.0 if parent[node] < 0 else chance[parent[node]])
+    # By depth, then as proposed; a stable sort by chance after that settles ties as they should be.
+    level, filled = np.empty(count, np.int64), 0
+    for at in range(1, deepest + 1):
+        for node in range(count):
+            if depth[node] == at:
+                level[filled] = node
+                filled += 1
+    best = np.argsort(-chance[level], kind="mergesort")[:budget]
+    taken = np.zeros(count, np.bool_)
+    for rank in best:
+        taken[level[rank]] = True
+    size = len(best)
+    tokens, parents = np.empty(size, np.int32), np.empty(size, np.int32)
+    scores, places, renumber = np.empty(size, np.float32), np.empty(size, np.int64), np.full(count + 1, -1, np.int32)
+    filled = 0
+    for one in level:
+        if taken[one]:
+            tokens[filled], scores[filled], places[filled] = token[one], score[one], first[one]
+            parents[filled] = renumber[parent[one] + 1]
+            renumber[one + 1] = filled
+            filled += 1
+    return tokens, parents, scores, places
+
+
+@compiled
+def _depths(parents: Any) -> Any:
+    depths = np.ones(len(parents), np.int32)
+    for node in range(len(parents)):
+        if parents[node] >= 0:
+            depths[node] = depths[parents[node]] + 1
+    return depths
+
+
+@compiled
+def _ancestors(parents: Any) -> Any:
+    seen = np.zeros((len(parents), len(parents)), np.bool_)
+    for node in range(len(parents)):
+        at = node
+        while at >= 0:
+            seen[node, at] = True
+            at = parents[at]
+    return seen
+
+
+@compiled
+def _along(parents: Any, chance: Any) -> None:
+    for node in range(len(parents)):
+        if parents[node] >= 0:
+            chance[node] *= chance[parents[node]]

@@ -83,13 +83,16 @@ def _signals(
     if Signal.HIDDEN in drafter.needs and forward.hidden is not None:
         signals[Signal.HIDDEN] = np.ascontiguousarray(forward.hidden[rows].float().cpu().numpy())
     if Signal.TOPK in drafter.needs:
-        signals[Signal.TOPK] = top_ids(forward.logits, TOP)
-    # Of a prefill these hold the whole prompt.
-    every = slice(None) if first else rows
-    if Signal.LAYER in drafter.needs and forward.layer is not None:
-        signals[Signal.LAYER] = forward.layer[every]
-    if Signal.CONTEXT_TOPK in drafter.needs and forward.top is not None:
-        signals[Signal.CONTEXT_TOPK] = forward.top[every]
+        signals[Signal.TOPK] = top_ids(forward.logits, TOP, rows)
+    if Signal.TREE_TOPK in drafter.needs:
+        signals[Signal.TREE_TOPK] = top_ids(forward.logits, TOP)
+    if Signal.LAYER in drafter.needs or Signal.CONTEXT_TOPK in drafter.needs:
+        kept = target.kept()
+        new = slice(None) if first else slice(-1 - len(verdict.path), None)
+        if kept.layer is not None:
+            signals[Signal.LAYER] = kept.layer[new]
+        if kept.top is not None:
+            signals[Signal.CONTEXT_TOPK] = kept.top[new]
     if first and Signal.EMBEDDING in drafter.needs:
         signals[Signal.EMBEDDING] = target.embed
     if Signal.ENTROPY in drafter.needs:

@@ -14,20 +14,22 @@ from specds.decode.targets.kernels import exponential
 from specds.jit import compiled
 
 
-def top_ids(logits: torch.Tensor, count: int) -> NDArray[np.int32]:
-    """int32[n, count]: ids of the largest logits of each row, largest first; of equals the smaller id.
+def top_ids(logits: torch.Tensor, count: int, rows: Sequence[int] | None = None) -> NDArray[np.int32]:
+    """int32[m, count]: ids of the largest logits of each row, largest first; of equals the smaller id.
 
     Rows of fewer than `count` entries are filled up with -1.
 
     Args:
         logits: float[n, vocabulary], on any device.
+        rows: m of its rows; None: all.
     """
-    found = np.full((len(logits), count), -1, np.int32)
+    found = np.full((len(logits) if rows is None else len(rows), count), -1, np.int32)
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        _top(logits.numpy(), found)
+        _top(logits.numpy(), np.arange(len(logits)) if rows is None else np.asarray(rows, np.int64), found)
     else:
         width = min(count, logits.shape[-1])
-        found[:, :width] = torch.topk(logits, width, dim=-1).indices.cpu().numpy()
+        wanted = logits if rows is None else logits[list(rows)]
+        found[:, :width] = torch.topk(wanted, width, dim=-1).indices.cpu().numpy()
     return found
 
 
@@ -49,6 +51,10 @@ def entropies(logits: torch.Tensor, rows: Sequence[int]) -> NDArray[np.float32]:
     return entropy
 
 
+# Numbers looked at together.
+_BLOCK = 128
+
+
 @compiled
 def _entropies(logits: Any, rows: Any, found: Any) -> None:
     for place in range(len(rows)):
@@ -67,26 +73,29 @@ def _entropies(logits: Any, rows: Any, found: Any) -> None:
 
 
 @compiled
-def _top(logits: Any, found: Any) -> None:
-    rows, vocabulary = logits.shape
+def _top(logits: Any, rows: Any, found: Any) -> None:
+    vocabulary = logits.shape[1]
     count = min(found.shape[1], vocabulary)
     best = np.empty(count, np.float32)
-    for row in range(rows):
-        line = logits[row]
+    for place in range(len(rows)):
+        line, out = logits[rows[place]], found[place]
+        best[:] = -np.inf
         held = 0
-        least = -np.inf
-        for token in range(vocabulary):
-            value = line[token]
-            if held == count and not value > least:
+        for start in range(0, vocabulary, _BLOCK):
+            block = line[start : min(vocabulary, start + _BLOCK)]
+            # A maximum is found many numbers at a time; few blocks hold anything that is larger than what is held.
+            highest = block[0]
+            for entry in block:
+                highest = max(highest, entry)
+            if held == count and not highest > best[count - 1]:
                 continue
-            place = held if held < count else count - 1
-            while place > 0 and best[place - 1] < value:
-                if place < count:
-                    best[place] = best[place - 1]
-                    found[row, place] = found[row, place - 1]
-                place -= 1
-            best[place] = value
-            found[row, place] = token
-            if held < count:
-                held += 1
-            least = best[held - 1]
+            for offset in range(len(block)):
+                value = block[offset]
+                if held == count and not value > best[count - 1]:
+                    continue
+                held = min(held + 1, count)
+                at = held - 1
+                while at > 0 and best[at - 1] < value:
+                    best[at], out[at] = best[at - 1], out[at - 1]
+                    at -= 1
+                best[at], out[at] = value, start + offset

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from specds.datastore.corpus import Document, write_shard
 from specds.datastore.store import Store, create_store, open_store
@@ -25,6 +26,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Tiny models lose more by waking a second thread than they gain; where another job runs, a hundred times more.
 torch.set_num_threads(1)
+
+# The first call of a compiled function takes as long as compiling it.
+settings.register_profile("compiled", deadline=None)
+settings.load_profile("compiled")
 
 VOCABULARY = 128
 STOP = 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 DRAFTERS = {
     "none": "specds.decode.drafters.none:Null",
     "pld": "specds.decode.drafters.pld:PromptLookup",
+    "pld-plus": "specds.decode.drafters.pld_plus:PldPlus",
+    "adapld": "specds.decode.drafters.adapld:AdaPld",
     "recycling": "specds.decode.drafters.recycling:Recycling",
     "logitspec": "specds.decode.drafters.logitspec:LogitSpec",
     "sam": "specds.decode.drafters.sam:Sam",

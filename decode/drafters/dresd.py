@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from specds.datastore.dense import DenseIndex
 from specds.decode.contracts import Signal, Step
-from specds.decode.draft import Draft, empty, merge
+from specds.decode.draft import Draft, Origin, Source, empty, merge
 from specds.decode.registry import option
+
+_SOURCE = Source("dresd", retrieved=True)
 
 
 class Dresd:
@@ -64,7 +66,8 @@ class Dresd:
         if len(self._indexes) > 1:
             found.sort(key=lambda one: -one[0])
         paths = _distinct([tokens for _, tokens in found], self._options.drafts)
-        return merge([path for path, _ in paths], [weight for _, weight in paths], budget)
+        origins = [Origin.of(_SOURCE, len(path)) for path, _ in paths]
+        return merge([path for path, _ in paths], [weight for _, weight in paths], budget, origins)
 
 
 def _distinct(found: list[NDArray[np.int64]], most: int) -> list[tuple[NDArray[np.int64], float]]:

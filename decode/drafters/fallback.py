@@ -22,6 +22,7 @@ class Fallback:
             raise UsageError(f"drafter {owner} cannot fall back on {name}: {reason}", "take recycling, pld or none")
         self._inner: Drafter = found(found.Options(), [])
         self.needs: frozenset[Signal] = self._inner.needs
+        self.layer: float = getattr(self._inner, "layer", 0)
 
     def start(self, prompt: Sequence[int]) -> None:
         """See `Drafter.start`."""

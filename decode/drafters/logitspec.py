@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specds.decode.context import Context
 from specds.decode.contracts import TOP, Signal, Step
-from specds.decode.draft import Draft, empty, merge
-from specds.decode.drafters.pld import continuations
+from specds.decode.draft import Draft, Origin, Source, empty, merge
 from specds.decode.registry import option
+from specds.jit import compiled
+
+_SOURCES = (Source("logitspec guess", retrieved=False), Source("logitspec copy", retrieved=True))
+_GUESS, _COPY = range(2)
 
 
 class LogitSpec:
@@ -49,8 +51,7 @@ class LogitSpec:
     def observe(self, step: Step) -> None:
         """Keep the runners-up of the row that the last committed token was picked from."""
         self._context.extend(step.tokens)
-        row = step.path[len(step.tokens) - 2] + 1 if len(step.tokens) > 1 else 0
-        top = step.signals[Signal.TOPK][row]
+        top = step.signals[Signal.TOPK][-1]
         self._guesses = top[(top != step.tokens[-1]) & (top >= 0)][: self._options.guesses]
 
     def propose(self, budget: int) -> Draft:
@@ -58,26 +59,56 @@ class LogitSpec:
         tokens, most = self._context.tokens, min(self._options.length, budget)
         if most < 1:
             return empty()
-        paths: list[NDArray[np.int64]] = []
-        weights: list[float] = []
-        copied, size = self._copied(tokens, most)
-        if len(copied):
+        guesses = self._guesses.astype(np.int64)
+        places, sizes = _earliest(tokens, guesses, self._options.max_ngram)
+        paths, weights, origins = [], [], []
+        if sizes[0]:
+            copied = tokens[places[0] : places[0] + most]
             paths.append(copied)
-            weights.append(float(size))
-        for rank, guess in enumerate(self._guesses):
-            after, known = self._copied(np.append(tokens[-self._options.max_ngram :], guess), most - 1, memory=tokens)
+            weights.append(float(sizes[0]))
+            origins.append(_origin(len(copied), int(places[0])))
+        for rank, guess in enumerate(guesses):
             # A guess that the text continues after the same token is likelier than one that it does not.
-            paths.append(np.concatenate([[guess], after if known > 1 else after[:0]]))
-            weights.append((1.0 if known > 1 else 0.3) / (rank + 1))
-        return merge(paths, weights, budget)
+            known = sizes[rank + 1] > 1
+            place = places[rank + 1]
+            after = tokens[place : place + most - 1] if known else tokens[:0]
+            paths.append(np.append(guess, after))
+            weights.append((1.0 if known else 0.3) / (rank + 1))
+            origins.append(_origin(1 + len(after), int(place), guessed=True))
+        return merge(paths, weights, budget, origins)
 
-    def _copied(
-        self, tail: NDArray[np.int64], most: int, memory: NDArray[np.int64] | None = None
-    ) -> tuple[NDArray[np.int64], int]:
-        """What followed the longest n-gram at the end of `tail` in the memory, and how long the n-gram is."""
-        memory = tail if memory is None else memory
-        for size in range(min(self._options.max_ngram, len(tail)), 0, -1):
-            follows = continuations(memory, tail[-size:])
-            if len(follows):
-                return memory[follows[0] : follows[0] + most], size
-        return memory[:0], 0
+
+def _origin(count: int, place: int, guessed: bool = False) -> Origin:
+    """Of a path copied from a place on; its first token may be a guess instead."""
+    source = np.full(count, _COPY, np.int8)
+    places = np.arange(place, place + count, dtype=np.int32)
+    if guessed:
+        source[0] = _GUESS
+        places -= 1
+        places[0] = -1
+    return Origin(_SOURCES, source, places)
+
+
+@compiled
+def _earliest(text: Any, guesses: Any, most: int) -> Any:
+    """Where the text goes on after the earliest of the longest matches of its end, and of its end with each guess.
+
+    Returns: places int64[1 + guesses], lengths of the matches, at most `most`; 0: none, with place 0.
+    """
+    count, end = len(guesses), len(text)
+    places, sizes = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
+    for query in range(count + 1):
+        token = text[end - 1] if query == 0 else guesses[query - 1]
+        # With a guess appended the end of the text is one token to the left of it.
+        left = end - 2 if query == 0 else end - 1
+        for at in range(end - 1):
+            if text[at] != token:
+                continue
+            size = 1
+            while size < most and at - size >= 0 and left - size + 1 >= 0 and text[at - size] == text[left - size + 1]:
+                size += 1
+            if size > sizes[query]:
+                places[query], sizes[query] = at + 1, size
+                if size == most:
+                    break
+    return places, sizes

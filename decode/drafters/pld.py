@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from specds.decode.context import Context
 from specds.decode.contracts import Signal, Step
-from specds.decode.draft import Draft, chain, empty
+from specds.decode.draft import Draft, Origin, Source, chain, empty
 from specds.decode.registry import option, ordered
+
+_SOURCE = Source("pld", retrieved=True)
 
 
 class PromptLookup:
@@ -55,7 +57,8 @@ class PromptLookup:
             if len(follows):
                 end = min(int(follows[0]) + min(self._options.length, budget), len(tokens))
                 copied = tokens[follows[0] : end]
-                return chain(copied, _agreement(tokens, follows, copied))
+                origin = Origin.of(_SOURCE, len(copied), int(follows[0]))
+                return chain(copied, _agreement(tokens, follows, copied), origin)
         return empty()
 
 

@@ -11,13 +11,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from specds.decode.arrays import with_room
 from specds.decode.contracts import TOP, Signal, Step
-from specds.decode.draft import Draft, empty
+from specds.decode.draft import Draft, Origin, Source, empty
 from specds.decode.registry import option
 from specds.jit import compiled
 
 # How often the target picks the r-th successor that was kept: 24 prompts, 578 tokens whose last one was known.
 _BY_RANK = (0.36, 0.13, 0.06, 0.04, 0.02, 0.02, 0.015, 0.015)
+
+_SOURCE = Source("recycling", retrieved=False)
 
 
 class Recycling:
@@ -39,7 +42,7 @@ class Recycling:
     source: ClassVar[str] = "Token Recycling (Luo et al., 2024)"
     index: ClassVar[str | None] = None
     store_required: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.TOPK})
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.TREE_TOPK})
 
     def __init__(self, options: Options, indexes: Sequence[object] = ()) -> None:
         self._options = options
@@ -54,13 +57,10 @@ class Recycling:
     def observe(self, step: Step) -> None:
         """Keep the successors of every token of the pass; the last forwarded of equal tokens wins."""
         rows = np.concatenate([[self._last], step.draft.tokens])
-        top = step.signals[Signal.TOPK]
+        top = step.signals[Signal.TREE_TOPK]
         self._last = step.tokens[-1]
         largest = max(int(rows.max()), self._last)
-        if largest >= len(self._successors):
-            grown = np.full((max(largest + 1, 2 * len(self._successors)), TOP), -1, np.int32)
-            grown[: len(self._successors)] = self._successors
-            self._successors = grown
+        self._successors = with_room(self._successors, len(self._successors), largest + 1, fill=-1)
         self._successors[rows] = top
 
     def propose(self, budget: int) -> Draft:
@@ -71,7 +71,7 @@ class Recycling:
         parents, ranks, score = _template(nodes, self._options.depth, min(self._options.successors, TOP))
         tokens, above, kept = np.empty(nodes, np.int32), np.empty(nodes, np.int32), np.empty(nodes, np.int32)
         count = _fill(self._successors, self._last, parents, ranks, tokens, above, kept)
-        return Draft(tokens[:count], above[:count], score[kept[:count]])
+        return Draft(tokens[:count], above[:count], score[kept[:count]], origin=Origin.of(_SOURCE, count))
 
 
 @cache

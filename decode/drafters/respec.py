@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from specds.decode.automaton import SuffixAutomaton
 from specds.decode.context import Context
 from specds.decode.contracts import Signal, Step
-from specds.decode.draft import Draft, common_prefix, merge
+from specds.decode.draft import Draft, Origin, Source, common_prefix, merge
 from specds.decode.drafters.fallback import Fallback
 from specds.decode.registry import option
 
 _NEUTRAL = 0.5
+_SOURCE = Source("respec", retrieved=True)
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ class ReSpec:
         self._options = options
         self._fallback = Fallback(options.fallback, "respec")
         self.needs: frozenset[Signal] = self._fallback.needs | {Signal.ENTROPY}
+        self.layer = self._fallback.layer
         self._begin(())
 
     def _begin(self, prompt: Sequence[int]) -> None:
@@ -65,7 +67,7 @@ class ReSpec:
         self._automaton = SuffixAutomaton()
         self._automaton.extend(np.asarray(prompt, np.int64))
         self._entropies: deque[float] = deque(maxlen=self._options.lookback)
-        self._scores: dict[int, float] = {}
+        self._scores = np.full(2 * len(prompt) + 256, _NEUTRAL)
         self._drafted: list[_Candidate] = []
 
     def start(self, prompt: Sequence[int]) -> None:
@@ -80,6 +82,9 @@ class ReSpec:
         self._drafted = []
         self._context.extend(step.tokens)
         self._automaton.extend(np.array(step.tokens, np.int64))
+        length = len(self._context.tokens)
+        if length > len(self._scores):
+            self._scores = np.concatenate([self._scores, np.full(length, _NEUTRAL)])
         self._entropies.extend(step.signals[Signal.ENTROPY].tolist())
         self._fallback.observe(step)
 
@@ -89,7 +94,9 @@ class ReSpec:
         if not self._drafted:
             return self._fallback.propose(budget)
         chains = [candidate.tokens for candidate in self._drafted]
-        return merge(chains, [max(self._score(one.place), 1e-3) for one in self._drafted], budget)
+        weights = [max(float(self._scores[one.place]), 1e-3) for one in self._drafted]
+        origins = [Origin.of(_SOURCE, len(one.tokens), one.place) for one in self._drafted]
+        return merge(chains, weights, budget, origins)
 
     def _key(self) -> int:
         """Length of the retrieval key: of the suffixes the one of least H_k + λ / k, if its H_k is low (Eq. 1-3)."""
@@ -103,13 +110,11 @@ class ReSpec:
     def _select(self, key: int) -> list[_Candidate]:
         """The places of best score that are above the threshold; of equal ones the latest (§3.3)."""
         text = self._context.tokens
-        places = [int(end) for end in self._automaton.ends(key) if self._score(int(end)) >= self._options.least_score]
-        places.sort(key=lambda end: (-self._score(end), -end))
-        chosen = places[: self._options.candidates]
+        places = self._automaton.ends(key)[::-1]
+        scores = self._scores[places]
+        best = np.argsort(-scores, kind="stable")[: self._options.candidates]
+        chosen = places[best[scores[best] >= self._options.least_score]].tolist()
         return [_Candidate(end, text[end : end + self._options.length].copy()) for end in chosen]
-
-    def _score(self, place: int) -> float:
-        return self._scores.get(place, _NEUTRAL)
 
     def _judge(self, step: Step) -> None:
         """The winner gets the share of its tokens that was accepted, the others 0."""
@@ -119,7 +124,7 @@ class ReSpec:
         for number, candidate in enumerate(self._drafted):
             drafted = _depth(step.draft, candidate.tokens)
             reward = lengths[number] / drafted if number == winner and drafted else 0.0
-            old = self._score(candidate.place)
+            old = self._scores[candidate.place]
             self._scores[candidate.place] = (1 - self._options.rate) * old + self._options.rate * reward
 
 

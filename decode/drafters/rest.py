@@ -9,8 +9,10 @@ from typing import ClassVar
 from specds.datastore.suffix import SuffixIndex
 from specds.decode.context import Context
 from specds.decode.contracts import Signal, Step
-from specds.decode.draft import Draft, empty, tree
+from specds.decode.draft import Draft, Source, empty, tree
 from specds.decode.registry import option, ordered
+
+_SOURCE = Source("rest", retrieved=True)
 
 
 class Rest:
@@ -60,4 +62,4 @@ class Rest:
         _, index, match = best
         nodes = min(self._options.nodes, budget)
         tokens, parents, counts = index.continuations(match, self._options.length, nodes)
-        return tree(tokens, parents, counts, match.occurrences)
+        return tree(tokens, parents, counts, match.occurrences, _SOURCE)

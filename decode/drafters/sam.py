@@ -12,9 +12,11 @@ from specds.datastore.suffix import Match, SuffixIndex
 from specds.decode.automaton import SuffixAutomaton
 from specds.decode.context import Context
 from specds.decode.contracts import Signal, Step
-from specds.decode.draft import Draft, chain, empty, tree
+from specds.decode.draft import Draft, Origin, Source, chain, empty, tree
 from specds.decode.drafters.fallback import Fallback
 from specds.decode.registry import option
+
+_TEXT, _STORE = Source("sam text", retrieved=True), Source("sam store", retrieved=True)
 
 
 class Sam:
@@ -44,6 +46,7 @@ class Sam:
         self._indexes = indexes
         self._fallback = Fallback(options.fallback, "sam")
         self.needs: frozenset[Signal] = self._fallback.needs
+        self.layer = self._fallback.layer
         self._context = Context(())
         self._automaton = SuffixAutomaton()
 
@@ -73,10 +76,11 @@ class Sam:
         reach = min(self._options.length, 1 + int(length * self._options.growth))
         if store is not None and match is not None:
             tokens, parents, counts = store.continuations(match, min(reach, 64), min(budget, 64))
-            return tree(tokens, parents, counts, match.occurrences)
+            return tree(tokens, parents, counts, match.occurrences, _STORE)
         copied = self._context.tokens[end : end + min(reach, budget)]
         # The longer the match, the surer the copy; each token further is as sure as the one before.
-        return chain(copied, [1.0 - 1.0 / (1.0 + length)] * len(copied)) if len(copied) else empty()
+        score = [1.0 - 1.0 / (1.0 + length)] * len(copied)
+        return chain(copied, score, Origin.of(_TEXT, len(copied), end)) if len(copied) else empty()
 
     def _longest_in_stores(self) -> tuple[SuffixIndex | None, Match | None]:
         best: tuple[SuffixIndex | None, Match | None] = (None, None)

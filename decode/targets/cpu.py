@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.contracts import TOP, Forward, Taps
+from specds.decode.contracts import Forward, Kept, Taps
 from specds.decode.draft import Draft
 from specds.decode.targets import kernels as k
 from specds.decode.targets.held import Held
 from specds.decode.targets.llama import packed, rotary_table, unsupported
 from specds.decode.targets.microkernel import LANES, ROWS
 from specds.decode.targets.team import Team
-from specds.decode.top import top_ids
 from specds.errors import UnsupportedModel
 from specds.model import LanguageModel
 
@@ -66,18 +65,18 @@ class CpuTarget:
             rows = len(chunk)
             asked = rows if self._taps.top else int(start + rows == len(tokens))
             lineage = np.where(np.tri(rows, dtype=np.bool_), np.arange(rows), -1).astype(np.int32)
-            result = self._run(np.array(chunk, np.int64), lineage, np.arange(rows), start, asked)
-            self._held.extend(chunk, result.layer, result.top)
+            result, states = self._run(np.array(chunk, np.int64), lineage, np.arange(rows), start, asked)
+            self._held.extend(chunk, result.logits, states)
             start += rows
         hidden = None if result.hidden is None else result.hidden[-1:]
-        return Forward(result.logits[-1:], hidden, self._held.states, self._held.top)
+        return Forward(result.logits[-1:], hidden)
 
     def forward(self, last: int, draft: Draft) -> Forward:
         """One pass over the last committed token and n draft nodes: n + 1 rows of logits, valid until the next pass."""
         draft.check_tokens(self._vocabulary)
         pending = np.array(self._held.pend(last, draft), np.int64)
-        result = self._run(pending, *_lineage(draft), len(self._held), asked=len(draft) + 1)
-        self._held.saw(result.layer, result.top)
+        result, states = self._run(pending, *_lineage(draft), len(self._held), asked=len(draft) + 1)
+        self._held.saw(result.logits, states)
         return result
 
     def commit(self, path: Sequence[int]) -> None:
@@ -87,6 +86,10 @@ class CpuTarget:
         shape = self._packed.shape
         layers, kv_heads = int(shape[k.LAYERS]), int(shape[k.KV_HEADS])
         k.compact(layers, kv_heads, self._packed.head, self._keys, self._values, self._room, start, rows)
+
+    def kept(self) -> Kept:
+        """What the taps keep of all that was prefilled and committed."""
+        return self._held.kept
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """float32[m, d]: input embeddings of m token ids."""
@@ -103,7 +106,7 @@ class CpuTarget:
         depths: NDArray[np.int64],
         start: int,
         asked: int,
-    ) -> Forward:
+    ) -> tuple[Forward, NDArray[np.float32] | None]:
         model, rows = self._packed, len(tokens)
         self._reserve(start + rows)
         self._make_space(rows)
@@ -162,12 +165,8 @@ class CpuTarget:
         self._team.run(work)
         _compiled.set()
         shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
-        return Forward(
-            shown,
-            torch.from_numpy(states) if self._taps.hidden else None,
-            tapped if self._taps.layer else None,
-            top_ids(shown, TOP) if self._taps.top else None,
-        )
+        result = Forward(shown, torch.from_numpy(states) if self._taps.hidden else None)
+        return result, tapped if self._taps.layer else None
 
     def _lows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[layers, n]: the first position that each row sees in each layer."""

@@ -11,11 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from specds.decode.contracts import TOP, Forward, Taps
+from specds.decode.contracts import Forward, Kept, Taps
 from specds.decode.draft import Draft
 from specds.decode.targets.held import Held
 from specds.decode.targets.llama import not_llama_like, rotary_table, windows
-from specds.decode.top import top_ids
 from specds.errors import ModelError, UnsupportedModel
 from specds.model import LanguageModel
 
@@ -64,11 +63,11 @@ class CudaTarget:
             self._reserve(start + rows)
             seen = np.tri(rows, dtype=np.bool_)
             asked = rows if self._taps.top else 1
-            result = self._run(chunk, np.arange(rows), seen, start, rows, start + rows, asked)
-            self._held.extend(chunk, result.layer, result.top)
+            result, states = self._run(chunk, np.arange(rows), seen, start, rows, start + rows, asked)
+            self._held.extend(chunk, result.logits, states)
             start += rows
         hidden = None if result.hidden is None else result.hidden[-1:]
-        return Forward(result.logits[-1:], hidden, self._held.states, self._held.top)
+        return Forward(result.logits[-1:], hidden)
 
     def forward(self, last: int, draft: Draft) -> Forward:
         """One pass over the last committed token and n draft nodes: n + 1 rows of logits, valid until the next pass."""
@@ -82,8 +81,8 @@ class CudaTarget:
         padded = next((bucket for bucket in _BUCKETS if bucket >= rows), rows)
         self._reserve(start + padded)
         span = min(self._room, -(-(start + padded) // _SPAN) * _SPAN)
-        result = self._run(pending, depths, seen, start, padded, span, asked=padded)
-        self._held.saw(result.layer, result.top)
+        result, states = self._run(pending, depths, seen, start, padded, span, asked=padded)
+        self._held.saw(result.logits, states)
         return result
 
     def commit(self, path: Sequence[int]) -> None:
@@ -94,6 +93,10 @@ class CudaTarget:
             source = torch.tensor([start + row for row in rows], device=self._device)
             for cache in (self._keys, self._values):
                 cache[:, :, start : start + len(rows)] = cache[:, :, source]
+
+    def kept(self) -> Kept:
+        """What the taps keep of all that was prefilled and committed."""
+        return self._held.kept
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """float32[m, d]: input embeddings of m token ids."""
@@ -108,7 +111,7 @@ class CudaTarget:
         rows: int,
         span: int,
         asked: int,
-    ) -> Forward:
+    ) -> tuple[Forward, NDArray[np.float32] | None]:
         inputs = self._inputs(tokens, depths, seen, start, rows, span)
         caches = self._rotary, self._keys, self._values
         if self._graphs is None or asked != rows or rows not in _BUCKETS or span % _SPAN:
@@ -119,12 +122,8 @@ class CudaTarget:
             logits, states, tapped = self._graphs[rows, span].replay(inputs)
         used = len(tokens)
         logits, states = logits[: min(asked, used)], states[: min(asked, used)]
-        return Forward(
-            logits,
-            states if self._taps.hidden else None,
-            None if tapped is None else tapped[:used].float().cpu().numpy(),
-            top_ids(logits, TOP) if self._taps.top else None,
-        )
+        result = Forward(logits, states if self._taps.hidden else None)
+        return result, None if tapped is None else tapped[:used].float().cpu().numpy()
 
     def _inputs(
         self, tokens: list[int], depths: NDArray[Any], seen: NDArray[np.bool_], start: int, rows: int, span: int

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.contracts import TOP, Forward, Taps
+from specds.decode.contracts import Forward, Kept, Taps
 from specds.decode.draft import Draft, tree
 from specds.decode.targets.cache import TreeCache
 from specds.decode.targets.held import Held
-from specds.decode.top import top_ids
 from specds.errors import UnsupportedModel, first_line
 from specds.model import LanguageModel
 
@@ -69,11 +68,11 @@ class HuggingFaceTarget:
         while start < len(tokens):
             chunk = list(tokens[start : start + most])
             positions = torch.arange(start, start + len(chunk), device=self._device)
-            result = self._run(chunk, positions, mask=None, rows=len(chunk) if self._taps.top else 1)
-            self._held.extend(chunk, result.layer, result.top)
+            result, states = self._run(chunk, positions, mask=None, rows=len(chunk) if self._taps.top else 1)
+            self._held.extend(chunk, result.logits, states)
             start += len(chunk)
         hidden = None if result.hidden is None else result.hidden[-1:]
-        return Forward(result.logits[-1:], hidden, self._held.states, self._held.top)
+        return Forward(result.logits[-1:], hidden)
 
     def forward(self, last: int, draft: Draft) -> Forward:
         """One pass over the last committed token and n draft nodes: n + 1 rows of logits.
@@ -87,14 +86,18 @@ class HuggingFaceTarget:
         depths = np.concatenate([[0], draft.depths()])
         positions = torch.from_numpy(depths + start).to(self._device)
         mask = self._mask(draft, depths, start) if len(draft) else None
-        result = self._run(self._held.pend(last, draft), positions, mask, rows=len(draft) + 1)
-        self._held.saw(result.layer, result.top)
+        result, states = self._run(self._held.pend(last, draft), positions, mask, rows=len(draft) + 1)
+        self._held.saw(result.logits, states)
         return result
 
     def commit(self, path: Sequence[int]) -> None:
         """Cut the cache back to the committed text: the last token and the accepted path."""
         start = len(self._held)
         self._cache.keep(start, self._held.commit(path))
+
+    def kept(self) -> Kept:
+        """What the taps keep of all that was prefilled and committed."""
+        return self._held.kept
 
     @torch.inference_mode()
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
@@ -104,7 +107,9 @@ class HuggingFaceTarget:
         return found
 
     @torch.inference_mode()
-    def _run(self, tokens: list[int], positions: torch.Tensor, mask: Any, rows: int) -> Forward:
+    def _run(
+        self, tokens: list[int], positions: torch.Tensor, mask: Any, rows: int
+    ) -> tuple[Forward, NDArray[np.float32] | None]:
         hooks = [self._decoder.register_forward_hook(self._capture("hidden"))] if self._taps.hidden else []
         if self._tapped is not None:
             hooks.append(self._tapped.register_forward_hook(self._capture("layer")))
@@ -122,12 +127,8 @@ class HuggingFaceTarget:
                 hook.remove()
         logits = output.logits[0, -rows:]
         hidden, layer = self._captured.pop("hidden", None), self._captured.pop("layer", None)
-        return Forward(
-            logits,
-            None if hidden is None else hidden[0, -rows:],
-            None if layer is None else layer[0].float().cpu().numpy(),
-            top_ids(logits, TOP) if self._taps.top else None,
-        )
+        result = Forward(logits, None if hidden is None else hidden[0, -rows:])
+        return result, None if layer is None else layer[0].float().cpu().numpy()
 
     def _capture(self, name: str) -> Callable[[Any, Any, Any], None]:
         def keep(module: Any, arguments: Any, output: Any) -> None:

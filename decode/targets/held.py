@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from specds.decode.contracts import TOP, Taps
+from specds.decode.arrays import with_room
+from specds.decode.contracts import TOP, Kept, Taps
 from specds.decode.draft import Draft, common_prefix
+from specds.decode.top import top_ids
 
 # Numbers in the logits of one pass over a prompt, where all its rows are asked for: 64 MiB in float32.
 _MOST_LOGITS = 1 << 24
@@ -33,20 +35,18 @@ class Held:
         self._pending: list[int] = []
         self._states = np.empty((0, width), np.float32)
         self._top = np.empty((0, TOP), np.int32)
-        self._seen: tuple[NDArray[np.float32] | None, NDArray[np.int32] | None] = (None, None)
+        self._seen: tuple[torch.Tensor, NDArray[np.float32] | None] = (torch.empty(0), None)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
-    def states(self) -> NDArray[np.float32] | None:
-        """float32[length, d]: the tapped states of all that is held; None unless tapped."""
-        return self._states[: len(self)] if self._taps.layer else None
-
-    @property
-    def top(self) -> NDArray[np.int32] | None:
-        """int32[length, TOP]: the likeliest tokens after each that is held; None unless asked for."""
-        return self._top[: len(self)] if self._taps.top else None
+    def kept(self) -> Kept:
+        """What is kept of all that is held."""
+        return Kept(
+            self._states[: len(self)] if self._taps.layer else None,
+            self._top[: len(self)] if self._taps.top else None,
+        )
 
     def chunk(self, rows: int) -> int:
         """Rows of one pass over a prompt: `rows`, or fewer where their logits, which are asked for, would be large."""
@@ -58,17 +58,20 @@ class Held:
         self.tokens = list(prompt[:same])
         return same
 
-    def extend(
-        self, tokens: Sequence[int], states: NDArray[np.float32] | None = None, top: NDArray[np.int32] | None = None
+    def extend(self, tokens: Sequence[int], logits: torch.Tensor, states: NDArray[np.float32] | None) -> None:
+        """Tokens that a pass has put into the cache, with their rows of logits and tapped states, where tapped."""
+        self._extend(tokens, logits, range(len(tokens)), states)
+
+    def _extend(
+        self, tokens: Sequence[int], logits: torch.Tensor, rows: Sequence[int], states: NDArray[np.float32] | None
     ) -> None:
-        """Tokens that a pass has put into the cache, with what is kept of them."""
         start, end = len(self), len(self) + len(tokens)
         if states is not None:
-            self._states = _with_room(self._states, start, end)
+            self._states = with_room(self._states, start, end)
             self._states[start:end] = states
-        if top is not None:
-            self._top = _with_room(self._top, start, end)
-            self._top[start:end] = top
+        if self._taps.top:
+            self._top = with_room(self._top, start, end)
+            self._top[start:end] = top_ids(logits, TOP, rows)
         self.tokens += tokens
 
     def pend(self, last: int, draft: Draft) -> list[int]:
@@ -76,26 +79,13 @@ class Held:
         self._pending = [last, *draft.tokens.tolist()]
         return self._pending
 
-    def saw(self, states: NDArray[np.float32] | None, top: NDArray[np.int32] | None) -> None:
-        """What the pass over the pending tokens gave: [n + 1, …] rows of states and likeliest tokens."""
-        self._seen = states, top
+    def saw(self, logits: torch.Tensor, states: NDArray[np.float32] | None) -> None:
+        """What the pass over the pending tokens gave: n + 1 rows of logits and of tapped states."""
+        self._seen = logits, states
 
     def commit(self, path: Sequence[int]) -> list[int]:
         """Hold the last token and the accepted path; the rows of the pass that these are."""
         rows = [0, *(node + 1 for node in path)]
-        states, top = self._seen
-        self.extend(
-            [self._pending[row] for row in rows],
-            None if states is None else states[rows],
-            None if top is None else top[rows],
-        )
+        logits, states = self._seen
+        self._extend([self._pending[row] for row in rows], logits, rows, None if states is None else states[rows])
         return rows
-
-
-def _with_room(kept: NDArray[Any], used: int, length: int) -> NDArray[Any]:
-    """The same rows with room for so many; it grows by half."""
-    if length <= len(kept):
-        return kept
-    larger = np.empty((max(length, 256, len(kept) * 3 // 2), kept.shape[1]), kept.dtype)
-    larger[:used] = kept[:used]
-    return larger

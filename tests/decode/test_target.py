@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from specds.decode.contracts import TOP, Forward, Taps
+from specds.decode.contracts import TOP, Forward, Kept, Taps
 from specds.decode.draft import chain, empty
 from specds.decode.targets import TARGETS, make_target
 from specds.decode.targets.cpu import CpuTarget
@@ -102,36 +102,33 @@ def test_a_layer_and_the_likeliest_tokens_are_kept_of_the_whole_text(runtime: st
     model = make_model(family)
     target = make_target(model, runtime, Taps(layer=2, top=True))
     text = np.random.default_rng(3).integers(5, VOCABULARY, 140).tolist()
-    result = target.prefill(text)
-    check_taps(model, text, result)
+    target.prefill(text)
+    check_taps(model, text, target.kept(), len(text))
     draft = build(TREE)
     for path, following in [((0, 2, 4, 6), 21), ((), 22), ((1, 3, 7), 23)]:
         last = 30 + following
-        rows = target.forward(last, draft)
+        target.forward(last, draft)
         target.commit(path)
-        accepted = [last, *draft.tokens[list(path)].tolist()]
-        text += accepted
-        kept = [0, *(node + 1 for node in path)]
-        assert rows.layer is not None
-        assert rows.top is not None
-        check_taps(model, text, Forward(rows.logits, None, rows.layer[kept], rows.top[kept]))
-    check_taps(model, [*text, 40, 41], target.prefill([*text, 40, 41]))
-    check_taps(model, [*text[:50], 42], target.prefill([*text[:50], 42]))
+        text += [last, *draft.tokens[list(path)].tolist()]
+        check_taps(model, text, target.kept(), len(path) + 1)
+    for again in ([*text, 40, 41], [*text[:50], 42]):
+        target.prefill(again)
+        check_taps(model, again, target.kept(), len(again))
 
 
-def check_taps(model: LanguageModel, text: list[int], result: Forward) -> None:
+def check_taps(model: LanguageModel, text: list[int], result: Kept, rows: int) -> None:
     """The last rows of the text have these states and likeliest tokens, by an ordinary pass of the network."""
     with torch.inference_mode():
         output = model.network(torch.tensor([text]), output_hidden_states=True, use_cache=False)
     assert result.layer is not None
     assert result.top is not None
-    rows = len(result.layer)
+    assert result.layer.shape == (len(text), 32)
+    assert result.top.shape == (len(text), TOP)
     expected = output.hidden_states[2][0, -rows:]
-    assert torch.allclose(torch.from_numpy(result.layer.copy()), expected, atol=1e-4, rtol=1e-4)
-    assert result.top.shape == (rows, TOP)
+    assert torch.allclose(torch.from_numpy(result.layer[-rows:].copy()), expected, atol=1e-4, rtol=1e-4)
     logits = output.logits[0, -rows:]
     best = torch.topk(logits, TOP, dim=-1).values
-    assert torch.allclose(logits.gather(-1, torch.from_numpy(result.top.astype(np.int64))), best, atol=1e-3)
+    assert torch.allclose(logits.gather(-1, torch.from_numpy(result.top[-rows:].astype(np.int64))), best, atol=1e-3)
 
 
 @pytest.mark.parametrize("runtime", TARGETS)
@@ -157,7 +154,8 @@ model = make_model(vocab_size=262_144, hidden_size=16, max_position_embeddings=8
 prompt = np.random.default_rng(0).integers(5, 100, 4096).tolist()
 target = make_target(model, sys.argv[1], Taps(layer=1, top=True))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-result = target.prefill(prompt)
+target.prefill(prompt)
+result = target.kept()
 assert result.top.shape == (4096, 8) and result.layer.shape == (4096, 16)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """

@@ -1,0 +1,55 @@
+"""PLD+: of the places where the last token stood before, the one with the most similar hidden state, copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from specds.decode.anchors import Anchors, copy_scores
+from specds.decode.contracts import Signal, Step
+from specds.decode.draft import Draft, Origin, Source, chain, empty
+from specds.decode.registry import option
+
+_SOURCE = Source("pld-plus", retrieved=True)
+
+
+class PldPlus:
+    """Prompt lookup by the last token, ranked by the state before it at a middle layer (AdaPLD, §3.4)."""
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """Options of PLD+."""
+
+        layer: float = option(
+            0.3, "layer whose states choose the place: its number, or below 1 a share of all layers", least=0.001
+        )
+        length: int = option(30, "most tokens copied", least=1)
+
+    summary: ClassVar[str] = "copies what followed the last token where the hidden state before it was most similar"
+    source: ClassVar[str] = "PLD+ (Somasundaram et al., 2025)"
+    index: ClassVar[str | None] = None
+    store_required: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LAYER})
+
+    def __init__(self, options: Options, indexes: Sequence[object] = ()) -> None:
+        self._options = options
+        self.layer = options.layer
+        self._anchors: Anchors | None = None
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """See `Drafter.start`."""
+        self._anchors = Anchors(prompt)
+
+    def observe(self, step: Step) -> None:
+        """See `Drafter.observe`."""
+        if self._anchors is not None:
+            self._anchors.observe(step.tokens, step.signals)
+
+    def propose(self, budget: int) -> Draft:
+        """A chain."""
+        anchor = -1 if self._anchors is None else self._anchors.lexical()
+        if self._anchors is None or anchor < 0:
+            return empty()
+        copied = self._anchors.tokens[anchor + 1 : anchor + 1 + min(budget, self._options.length)]
+        return chain(copied, copy_scores(len(copied)), Origin.of(_SOURCE, len(copied), anchor + 1))
