@@ -11,7 +11,7 @@ from numba import float32
 from numpy.typing import NDArray
 
 from specds.decode.targets.kernels import exponential
-from specds.jit import compiled
+from specds.jit import compiled, compiled_loosely
 
 
 def top_ids(logits: torch.Tensor, count: int, rows: Sequence[int] | None = None) -> NDArray[np.int32]:
@@ -55,20 +55,33 @@ def entropies(logits: torch.Tensor, rows: Sequence[int]) -> NDArray[np.float32]:
 _BLOCK = 128
 
 
-@compiled
+@compiled_loosely
+def _highest(block: Any) -> float:
+    highest: float = block[0]
+    for entry in block:
+        highest = max(highest, entry)
+    return highest
+
+
+@compiled_loosely
 def _entropies(logits: Any, rows: Any, found: Any) -> None:
+    distances, weights = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.float32)
     for place in range(len(rows)):
         line = logits[rows[place]]
-        highest = line[0]
-        for token in range(len(line)):
-            highest = max(highest, line[token])
-        weights = line - highest
+        highest = _highest(line)
         mass, weighted = 0.0, 0.0
-        for token in range(len(line)):
-            distance = max(weights[token], float32(-80.0))
-            weight = exponential(distance)
-            mass += float(weight)
-            weighted += float(weight * distance)
+        for start in range(0, len(line), _BLOCK):
+            size = min(_BLOCK, len(line) - start)
+            for entry in range(size):
+                distances[entry] = max(line[start + entry] - highest, float32(-80.0))
+            for entry in range(size):
+                weights[entry] = exponential(distances[entry])
+            one, other = float32(0.0), float32(0.0)
+            for entry in range(size):
+                one += weights[entry]
+                other += weights[entry] * distances[entry]
+            mass += one
+            weighted += other
         found[place] = np.log(mass) - weighted / mass
 
 
@@ -84,10 +97,7 @@ def _top(logits: Any, rows: Any, found: Any) -> None:
         for start in range(0, vocabulary, _BLOCK):
             block = line[start : min(vocabulary, start + _BLOCK)]
             # A maximum is found many numbers at a time; few blocks hold anything that is larger than what is held.
-            highest = block[0]
-            for entry in block:
-                highest = max(highest, entry)
-            if held == count and not highest > best[count - 1]:
+            if held == count and not _highest(block) > best[count - 1]:
                 continue
             for offset in range(len(block)):
                 value = block[offset]

@@ -20,6 +20,14 @@ def compiled(function: F) -> F:
     return cast(F, numba.njit(cache=True, nogil=True)(function))
 
 
+def compiled_loosely(function: F) -> F:
+    """The same with sums and maxima in any order, so that they run many numbers at a time.
+
+    For what drafts are chosen by, never for what a text depends on. NaN is not expected.
+    """
+    return cast(F, numba.njit(cache=True, nogil=True, fastmath=True)(function))
+
+
 def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of `array[index]`. A hint: an index outside the array is harmless."""
     if not (isinstance(array, types.Array) and array.ndim == 1 and isinstance(index, types.Integer)):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specds.decode.anchors import Anchors, copy_scores
+from specds.decode.anchors import COPIED, Anchors
 from specds.decode.contracts import TOP, Signal, Step
 from specds.decode.draft import Draft, Origin, Source, empty
 from specds.decode.registry import option
+from specds.jit import compiled
 
 _SOURCES = (
     Source("main", retrieved=True),
@@ -86,38 +86,35 @@ class AdaPld:
             return empty()
         tokens = anchors.tokens
         main = tokens[anchor + 1 : anchor + 1 + options.length] if lexical else tokens[:0]
-        branches, after = main[:0], main[:0]
+        branches, after = tokens[:0], tokens[:0]
         if not options.no_branch:
             branches = anchors.expected(anchor)[: options.branches]
             branches = branches[(branches >= 0) & (branches != main[0])] if lexical else branches[branches >= 0]
-            after = np.full(len(branches), -1, np.int32)
             if not options.no_successor:
                 after = anchors.successors(branches, anchor, semantic=not options.lexical_only)
-        return _woven(tokens, anchor, main, branches, after, lexical)
+        drafted, parents, score, source, place = _woven(tokens, anchor, len(main), branches, after, lexical)
+        return Draft(drafted, parents, score, origin=Origin(_SOURCES, source, place))
 
 
-def _woven(
-    tokens: NDArray[np.int32],
-    anchor: int,
-    main: NDArray[np.int32],
-    branches: NDArray[np.int32],
-    after: NDArray[np.int32],
-    lexical: bool,
-) -> Draft:
-    """The draft: main path, branches, and the tokens that stand behind the positions `after`, -1 for none."""
-    extended = np.flatnonzero(after >= 0)
-    m, b, s = len(main), len(branches), len(extended)
-    parents = np.full(m + b + s, -1, np.int32)
-    parents[1:m] = np.arange(m - 1)
-    parents[m + b :] = m + extended
-    score = np.full(m + b + s, _LEXICAL_NEXT if lexical else _SEMANTIC_NEXT, np.float32)
-    score[:m] = copy_scores(m)
-    score[m : m + b] = (_LEXICAL if lexical else _SEMANTIC)[:b]
-    source = np.zeros(m + b + s, np.int8)
-    source[m : m + b] = _BRANCH
-    source[m + b :] = _SUCCESSOR
-    if not lexical:
-        source[m:] += _FURTHER
-    places = np.concatenate([np.arange(anchor + 1, anchor + 1 + m), np.full(b, -1), after[extended] + 1])
-    drafted = np.concatenate([main, branches, tokens[after[extended] + 1]])
-    return Draft(drafted, parents, score, origin=Origin(_SOURCES, source, places.astype(np.int32)))
+@compiled
+def _woven(tokens: Any, anchor: int, copied: int, branches: Any, after: Any, lexical: bool) -> Any:
+    """The draft's arrays: main path, branches, and the tokens behind the positions `after`, where there is one."""
+    most = copied + 2 * len(branches)
+    drafted, parents, score = np.empty(most, np.int32), np.full(most, -1, np.int32), np.empty(most, np.float32)
+    source, place = np.zeros(most, np.int8), np.full(most, -1, np.int32)
+    further = 0 if lexical else _FURTHER
+    for node in range(copied):
+        drafted[node], parents[node], place[node] = tokens[anchor + 1 + node], node - 1, anchor + 1 + node
+        score[node] = COPIED[min(node, len(COPIED) - 1)]
+    node = copied
+    for rank in range(len(branches)):
+        drafted[node], source[node] = branches[rank], _BRANCH + further
+        score[node] = _LEXICAL[rank] if lexical else _SEMANTIC[rank]
+        node += 1
+    for rank in range(len(after)):
+        if after[rank] >= 0:
+            drafted[node], source[node], place[node] = tokens[after[rank] + 1], _SUCCESSOR + further, after[rank] + 1
+            parents[node] = copied + rank
+            score[node] = _LEXICAL_NEXT if lexical else _SEMANTIC_NEXT
+            node += 1
+    return drafted[:node], parents[:node], score[:node], source[:node], place[:node]

@@ -41,6 +41,8 @@ class CpuTarget:
         if reason := unsupported(model):
             raise UnsupportedModel(f"the cpu runtime cannot run {model.name}: {reason}", "use --runtime generic")
         self._taps = taps or Taps()
+        self._model = model
+        self._embedding: torch.Tensor | None = None
         self._packed = packed(model)
         self._vocabulary = model.config.vocab_size
         self._config = model.config
@@ -93,10 +95,16 @@ class CpuTarget:
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """float32[m, d]: input embeddings of m token ids."""
-        width = int(self._config.hidden_size)
-        at = int(self._packed.shape[k.EMBEDDING])
-        panels = self._packed.weights[at : at + -(-self._vocabulary // LANES) * LANES * width]
-        found: NDArray[np.float32] = panels.reshape(-1, width, LANES)[tokens // LANES, :, tokens % LANES]
+        if self._embedding is None:
+            # As the checkpoint has it, row by row and mapped, not read: packed, a token's numbers lie far apart.
+            tensor = self._model.tensor("model.embed_tokens.weight")
+            assert tensor is not None  # it was packed
+            self._embedding = tensor.detach()
+        found: NDArray[np.float32]
+        if self._embedding.dtype == torch.float32:
+            found = self._embedding.numpy()[tokens]
+        else:
+            found = self._embedding[torch.from_numpy(tokens.astype(np.int64))].float().numpy()
         return found
 
     def _run(

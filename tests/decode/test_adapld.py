@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,14 +41,17 @@ class World:
         for size in [1, *steps]:
             if end >= len(self.text):
                 break
-            signals = {
-                Signal.LAYER: self.states[known:end],
-                Signal.CONTEXT_TOPK: self.top[known:end],
-                Signal.EMBEDDING: lambda tokens: self.embedding[tokens],
+            size = min(size, len(self.text) - end)
+            forwarded = slice(known, end + size - 1)  # all but the last, which the target adds
+            signals: dict[Signal, Any] = {
+                Signal.LAYER: self.states[forwarded],
+                Signal.CONTEXT_TOPK: self.top[forwarded],
             }
+            if not known:
+                signals[Signal.EMBEDDING] = lambda tokens: self.embedding[tokens]
             tokens = tuple(self.text[end : end + size])
             drafter.observe(Step(0, end, empty(), (), tokens, signals, 0.0, 0.0, 0.0, 0.0))
-            known, end = end, min(len(self.text), end + size)
+            known, end = forwarded.stop, end + size
         self.text = self.text[:end]
 
 
