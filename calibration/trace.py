@@ -36,6 +36,10 @@ def trace_row(prompt: str, turn: int, drafter: str, step: Step) -> dict[str, Any
         "draft_sources": [] if step.draft.origin is None else step.draft.origin.names(),
         "draft_places": [] if step.draft.origin is None else step.draft.origin.place.tolist(),
         "path": list(step.path),
+        "rescue_nodes": [rescue.node for rescue in step.rescues],
+        "rescue_picked": [rescue.picked for rescue in step.rescues],
+        "rescue_log_ratios": [rescue.log_ratio for rescue in step.rescues],
+        "rescue_counts": [rescue.count for rescue in step.rescues],
         "draft_seconds": step.draft_seconds,
         "forward_seconds": step.forward_seconds,
         "verify_seconds": step.verify_seconds,
@@ -152,6 +156,10 @@ def _schema() -> Any:
             ("draft_sources", pa.list_(pa.string())),
             ("draft_places", pa.list_(whole)),
             ("path", pa.list_(whole)),
+            ("rescue_nodes", pa.list_(whole)),
+            ("rescue_picked", pa.list_(whole)),
+            ("rescue_log_ratios", pa.list_(real)),
+            ("rescue_counts", pa.list_(pa.int64())),
             *((f"{part}_seconds", real) for part in ("draft", "forward", "verify", "commit")),
         ]
     )

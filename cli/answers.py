@@ -68,7 +68,15 @@ def request_key(engine: Engine, row: Prompt | BadRow, max_new_tokens: int) -> st
         sorted(engine.model.stop_tokens),
         [sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed],
         max_new_tokens,
-        None if engine.lossless else [engine.verifier, engine.drafter],
+        None
+        if engine.lossless
+        else [
+            engine.verifier,
+            sorted(engine.verifier_options.items()),
+            engine.drafter,
+            sorted(engine.drafter_options.items()),
+            engine.budget,
+        ],
     ]
     return hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()[:24]
 

@@ -39,8 +39,14 @@ def decode(
         ),
     ] = None,
     verifier: Annotated[
-        str, typer.Option(help="greedy, sampling, or auto: greedy at temperature 0, else sampling.")
+        str, typer.Option(help="auto (greedy at temperature 0, else sampling), or one of `specds drafters`.")
     ] = "auto",
+    verifier_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--verifier-set", metavar="NAME=VALUE", help="An option of the verifier; see `specds drafters`. Repeatable."
+        ),
+    ] = None,
     budget: options.Budget = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     temperature: options.Temperature = 0.0,
@@ -88,6 +94,7 @@ def decode(
     from specds.decode.drafters import DRAFTERS
     from specds.decode.registry import load as find
     from specds.decode.registry import parse_options
+    from specds.decode.verifiers import VERIFIERS, verifier_name
     from specds.errors import InputError, PromptError
     from specds.model import find_tokenizer
     from specds.sampling import Sampling
@@ -95,8 +102,11 @@ def decode(
     sampling = Sampling(temperature, top_k, top_p, seed)
     options.budget(budget)
     chosen = options.settings(set_option or [])
+    judging = options.settings(verifier_option or [], "--verifier-set")
     if drafter is not None:
         parse_options(find(DRAFTERS, drafter, "drafter").Options, chosen, f"drafter {drafter}")
+    judge = find(VERIFIERS, verifier_name(verifier, sampling), "verifier")
+    parse_options(judge.Options, judging, f"verifier {verifier}")
     rows = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
     stores: list[Store] = []
     if store:
@@ -118,7 +128,15 @@ def decode(
         # Once more: loading takes a while, and a writer may have replaced an index meanwhile.
         stores = _open(store, language_model.tokenizer)
     engine = Engine(
-        language_model, drafter, chosen, stores if index else [], verifier, sampling, options.budget(budget), runtime
+        language_model,
+        drafter,
+        chosen,
+        stores if index else [],
+        verifier,
+        sampling,
+        options.budget(budget),
+        runtime,
+        judging,
     )
     if not quiet:
         _remark(note, stores, drafter, index)
@@ -154,8 +172,7 @@ def decode(
             write(record)
             update(prompts, limit, total.tokens_per_second)
     if not quiet:
-        named = ("greedy" if sampling.greedy else "sampling") if verifier == "auto" else verifier
-        decode_summary(drafter, named, engine.lossless, prompts, failed, total)
+        decode_summary(drafter, verifier_name(verifier, sampling), engine.lossless, prompts, failed, total)
         if held:
             broken = sum(one.failed for one in held)
             note(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def drafters() -> None:
-    """List the drafters and verifiers, with the options that --set takes.
+    """List the drafters and verifiers, with the options that --set and --verifier-set take.
 
     [dim]specds decode -p todo.jsonl -s code.ds -d dresd --set drafts=3 --set length=20[/dim]
     """
-    from rich.table import Table
-
     from specds.cli.render import screen
     from specds.decode.drafters import DRAFTERS
-    from specds.decode.registry import describe_options, load
+    from specds.decode.registry import load
     from specds.decode.verifiers import VERIFIERS
 
     out = screen(stderr=False)
@@ -23,13 +23,24 @@ def drafters() -> None:
         out.print(f"[bold]{name}[/bold]: {found.summary}{needs}")
         if found.source:
             out.print(f"  {found.source}")
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
-        for option, default, help in describe_options(found.Options):
-            table.add_row(f"{option}={default}", help)
-        if table.row_count:
+        for table in _options(found.Options):
             out.print(table)
     out.print()
     for name in VERIFIERS:
         verifier = load(VERIFIERS, name, "verifier")
         kind = "lossless" if verifier.lossless else "lossy"
         out.print(f"[bold]--verifier {name}[/bold] ({kind}): {verifier.summary}")
+        for table in _options(verifier.Options):
+            out.print(table)
+
+
+def _options(cls: Any) -> list[Any]:
+    """A table of options; nothing where there are none."""
+    from rich.table import Table
+
+    from specds.decode.registry import describe_options
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    for option, default, help in describe_options(cls):
+        table.add_row(f"{option}={default}", help)
+    return [table] if table.row_count else []

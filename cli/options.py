@@ -120,7 +120,7 @@ def numbers(name: str, text: str) -> list[int]:
     return sorted({int(word) for word in words})
 
 
-def settings(pairs: Sequence[str]) -> dict[str, str]:
+def settings(pairs: Sequence[str], flag: str = "--set") -> dict[str, str]:
     """`name=value` words as a dictionary.
 
     Raises:
@@ -131,8 +131,8 @@ def settings(pairs: Sequence[str]) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or not name:
-            raise UsageError(f"--set {pair!r}", "write --set name=value; `specds drafters` lists the names")
+            raise UsageError(f"{flag} {pair!r}", f"write {flag} name=value; `specds drafters` lists the names")
         if name in found:
-            raise UsageError(f"--set {name} is given twice", "give it once")
+            raise UsageError(f"{flag} {name} is given twice", "give it once")
         found[name] = value.strip()
     return found

@@ -202,9 +202,9 @@ def _best_of_each(tokens: Any, end: int, latest: Any, earlier: Any, states: Any,
         place = latest[tokens[query]] if tokens[query] < len(latest) else -1
         if place == end:
             place = earlier[place]
-        highest = np.float32(-2.0)
+        highest = -2.0
         while place >= 0:
-            similarity = _dot(states[place - 1], reference) if place > 0 else np.float32(-1.5)
+            similarity = _dot(states[place - 1], reference) if place > 0 else -1.5
             if similarity > highest:
                 best[query], highest = place, similarity
             place = earlier[place]
@@ -222,7 +222,7 @@ def _best_near(masks: Any, rows: Any, slots: Any, end: int, states: Any, referen
             wanted |= masks[rows[query], slots[place]]
         if not wanted:
             continue
-        similarity = _dot(states[place - 1], reference) if place > 0 else np.float32(-1.5)
+        similarity = _dot(states[place - 1], reference) if place > 0 else -1.5
         for query in range(queries):
             if masks[rows[query], slots[place]] and similarity > highest[query]:
                 best[query], highest[query] = place, similarity

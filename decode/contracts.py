@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.decode.draft import Draft
+from specds.sampling import Noise
 
 if TYPE_CHECKING:
     import torch
@@ -94,16 +95,35 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Rescue:
+    """A drafted token that a lossy verifier let pass where the target had picked another.
+
+    Attributes:
+        node: the draft node.
+        picked: the target's own token there.
+        log_ratio: how far its logit is below the picked one's, at most 0 where that was the likeliest.
+        count: how often the pair was seen to diverge before; 0 where nobody counts.
+    """
+
+    node: int
+    picked: int
+    log_ratio: float
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What a verifier makes of a draft.
 
     Attributes:
         path: indices of the accepted draft nodes, from the root down; empty when none is.
         next_token: the target's own token after the last accepted one.
+        rescues: which of the accepted nodes the target had not picked; none of a lossless verifier's.
     """
 
     path: tuple[int, ...]
     next_token: int
+    rescues: tuple[Rescue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +137,7 @@ class Step:
         path: the accepted draft nodes.
         tokens: the committed tokens: the accepted ones and the target's own, cut at a stop token.
         signals: what the drafter asked for.
+        rescues: accepted nodes that the target had not picked.
         draft_seconds, forward_seconds, verify_seconds, commit_seconds: wall time of each part. Fetching signals
             counts as drafting. A GPU works while the CPU goes on, so that there the wait for the forward pass
             shows up where its result is read, in verify_seconds.
@@ -132,6 +153,7 @@ class Step:
     forward_seconds: float
     verify_seconds: float
     commit_seconds: float
+    rescues: tuple[Rescue, ...] = ()
 
     @property
     def accepted(self) -> int:
@@ -157,9 +179,12 @@ class Drafter(Protocol):
 
 
 class Verifier(Protocol):
-    """Turns the target's logits over a draft into the accepted path; pure, one object serves all requests of a key."""
+    """Turns the target's logits over a draft into the accepted path, for one request after another."""
 
     lossless: ClassVar[bool]
+
+    def start(self, noise: Noise) -> None:
+        """A new request, with its noise."""
 
     def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
         """Judge a draft.

@@ -10,7 +10,7 @@ from specds.datastore.prompts import Message, Prompt
 from specds.datastore.store import Store
 from specds.decode import cost
 from specds.decode.budget import Auto, Budget, Fixed
-from specds.decode.contracts import Drafter, Signal, Step, Taps, Target
+from specds.decode.contracts import Drafter, Signal, Step, Taps, Target, Verifier
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
 from specds.decode.loop import decode
@@ -19,7 +19,7 @@ from specds.decode.targets import choose_runtime, make_target
 from specds.decode.verifiers import make_verifier
 from specds.errors import CorruptStore, PromptError, UsageError
 from specds.model import LanguageModel
-from specds.sampling import Sampling
+from specds.sampling import Noise, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ class Engine:
         budget: the most draft nodes a step; None: as many as pay for themselves on this machine, by the cost curve
             that `specds profile` left, or by one measured now in a second or two.
         runtime: a name in the targets' registry, or `auto`: the fastest that can run the model.
+        verifier_options: that verifier's options, as text.
 
     One request at a time: the key-value cache is the engine's. Beginning another ends the one before.
 
@@ -90,9 +91,11 @@ class Engine:
     sampling: Sampling = field(default_factory=Sampling)
     budget: int | None = None
     runtime: str = "auto"
+    verifier_options: Mapping[str, str] = field(default_factory=dict)
     _class: Any = field(init=False, repr=False)
     _options: Any = field(init=False, repr=False)
     _indexes: list[Any] = field(init=False, repr=False)
+    _verifier: Verifier = field(init=False, repr=False)
     _budget: Budget = field(init=False, repr=False)
     _target: Target = field(init=False, repr=False)
     _request: object = field(init=False, repr=False, default=None)
@@ -108,7 +111,7 @@ class Engine:
                 f"add --store S, a store with a {self._class.index} index",
             )
         self._indexes = [self._index(store) for store in self.stores]
-        make_verifier(self.verifier, self.sampling, ())
+        self._verifier = make_verifier(self.verifier, self.sampling, self.verifier_options)
         runtime = choose_runtime(self.model, self.runtime)
         self._target = make_target(self.model, runtime, self._taps())
 
@@ -133,7 +136,7 @@ class Engine:
     @property
     def lossless(self) -> bool:
         """Whether texts are those of plain decoding."""
-        return make_verifier(self.verifier, self.sampling, ()).lossless
+        return self._verifier.lossless
 
     def make_drafter(self) -> Drafter:
         """A drafter for one request."""
@@ -150,10 +153,11 @@ class Engine:
             PromptError: no tokens, or as many as the model's context holds or more.
         """
         self._check_prompt(tokens)
+        self._verifier.start(Noise.of(self.sampling.seed, tokens, sample))
         steps = decode(
             self._target,
             self.make_drafter(),
-            make_verifier(self.verifier, self.sampling, tokens, sample),
+            self._verifier,
             tokens,
             max_new_tokens=min(max_new_tokens, self.model.context_length - len(tokens)),
             budget=self._budget,

@@ -70,7 +70,9 @@ def decode(
         signals = _signals(target, drafter, forward, verdict, len(tokens))
         drafting = drafted - began + perf_counter() - committed
         times = (drafting, forwarded - drafted, verified - forwarded, committed - verified)
-        step = Step(step.index + 1, len(prompt) + produced, draft, verdict.path, tuple(tokens), signals, *times)
+        step = Step(
+            step.index + 1, len(prompt) + produced, draft, verdict.path, tuple(tokens), signals, *times, verdict.rescues
+        )
         produced += len(tokens)
 
 

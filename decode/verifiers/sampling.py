@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -18,17 +19,20 @@ class PositionKeyed:
     The draw does not depend on the draft, so the text is that of plain sampling with the same seed.
     """
 
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """None."""
+
     lossless: ClassVar[bool] = True
     summary: ClassVar[str] = "the token that plain sampling with this seed draws at each node, followed while drafted"
 
-    def __init__(self, sampling: Sampling, noise: Noise) -> None:
+    def __init__(self, options: Options, sampling: Sampling) -> None:
         self._sampling = sampling
-        self._noise = noise
+        self._noise = Noise.of(sampling.seed, ())
 
-    @classmethod
-    def build(cls, sampling: Sampling, noise: Noise) -> PositionKeyed:
-        """For one request."""
-        return cls(sampling, noise)
+    def start(self, noise: Noise) -> None:
+        """See `Verifier.start`."""
+        self._noise = noise
 
     def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
         """See `Verifier.verify`. On a GPU every row is drawn there, with one transfer."""

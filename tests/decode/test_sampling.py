@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from specds.decode.budget import Fixed
-from specds.decode.contracts import Step
+from specds.decode.contracts import Step, Verifier
 from specds.decode.draft import Draft
 from specds.decode.drafters.none import Null
 from specds.decode.loop import decode
@@ -24,13 +26,19 @@ from .drafts import Mixed, Oracle, Scripted, Wrong
 PROMPT = [9, 30, 12, 5, 77, 64]
 
 
+def started(name: str, sampling: Sampling, prompt: Sequence[int], which: int = 0) -> Verifier:
+    verifier = make_verifier(name, sampling)
+    verifier.start(Noise.of(sampling.seed, prompt, which))
+    return verifier
+
+
 def sample(
     model: LanguageModel, drafter: object, sampling: Sampling, length: int, which: int = 0, target: object = None
 ) -> list[int]:
     steps = decode(
         target or HuggingFaceTarget(model),  # type: ignore[arg-type]
         drafter,  # type: ignore[arg-type]
-        make_verifier("auto", sampling, PROMPT, which),
+        started("auto", sampling, PROMPT, which),
         PROMPT,
         max_new_tokens=length,
         budget=Fixed(10),
@@ -166,7 +174,7 @@ def test_the_first_three_tokens_are_distributed_as_the_model_says(
     target = HuggingFaceTarget(small)
     texts, steps = [], list[Step]()
     for draw, plain in enumerate(undrafted):
-        drafter, verifier = kind(plain, SMALL, draw), make_verifier("sampling", DRAWN, START, draw)
+        drafter, verifier = kind(plain, SMALL, draw), started("sampling", DRAWN, START, draw)
         one = list(
             decode(target, drafter, verifier, START, max_new_tokens=DRAWN_TOKENS, budget=Fixed(6))  # type: ignore[arg-type]
         )
@@ -224,7 +232,7 @@ def test_verification_follows_drafted_picks_and_stops_at_the_first_that_was_not(
     # Row 0 picks 3 (node 0), row 1 picks 4 (node 2), row 3 picks 5, which nobody drafted.
     logits[0, 3] = logits[1, 4] = logits[3, 5] = 10.0
     draft = Draft(np.array([3, 6, 4], np.int32), np.array([-1, -1, 0], np.int32), np.ones(3, np.float32))
-    verdict = make_verifier("greedy", Sampling(), []).verify(draft, logits, 0)
+    verdict = make_verifier("greedy", Sampling()).verify(draft, logits, 0)
     assert verdict.path == (0, 2)
     assert verdict.next_token == 5
 
@@ -240,9 +248,9 @@ def test_options_out_of_range_are_refused(bad: dict[str, float]) -> None:
 
 def test_greedy_verification_refuses_a_temperature() -> None:
     with pytest.raises(UsageError, match="temperature"):
-        make_verifier("greedy", Sampling(0.5), [])
+        make_verifier("greedy", Sampling(0.5))
     with pytest.raises(UsageError, match="no verifier"):
-        make_verifier("magic", Sampling(), [])
+        make_verifier("magic", Sampling())
 
 
 @settings(max_examples=300, deadline=None)
