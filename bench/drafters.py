@@ -3,10 +3,11 @@
     python bench/drafters.py --prompts F.jsonl G.jsonl --limit 24 --max-new-tokens 128 \
         --store id=own.ds --store ood=books.ds --methods none,pld,rest:id,rest:ood,dresd:id,dresd:ood
 
-A method is a drafter, `:store` for one that retrieves, `@budget` for another budget than --budget, and
-`?name=value&…` for its options: `dresd:id@32?drafts=3&length=20`. Methods are interleaved by prompt, in an order that
-rotates, after a warm-up; the texts are compared with plain decoding's, token for token. Prints a table and writes
-one JSON line a (prompt, method) to --out.
+A method is a drafter, `:store` for one that retrieves, `@budget` for another budget than --budget,
+`?name=value&…` for its options, and `!verifier?name=value&…`: `dresd:id@32?drafts=3&length=20!respec?tau=2`. Methods
+are interleaved by prompt, in an order that rotates, after a warm-up; the texts are compared with plain decoding's,
+token for token. Prints a table (drafting: the median over steps of drafting time over the pass's) and writes one JSON
+line a (prompt, method) to --out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from specds.datastore.prompts import Prompt, read_prompts
 from specds.datastore.store import open_store
 from specds.decode.engine import Engine
 from specds.model import load_model
-from specds.reference import generate_plain
+from specds.reference import generate_plain, log_probability
 from specds.sampling import Sampling
 
 # transformers' own ways of generating, timed beside ours with --generate.
@@ -32,8 +33,11 @@ REFERENCES: dict[str, dict[str, int]] = {"generate": {}, "generate, lookup": {"p
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", nargs="+", required=True)
-    parser.add_argument("--limit", type=int, default=20, help="prompts taken of each file, spread evenly over it")
+    parser.add_argument("--prompts", nargs="+", required=True, metavar="FILE[=LIMIT]")
+    parser.add_argument("--limit", type=int, default=20, help="prompts taken of each group, spread evenly over it")
+    parser.add_argument("--group", default="", help="a field of the rows that groups them; default: by file")
+    parser.add_argument("--turns", type=int, default=1, help="turns answered of each prompt")
+    parser.add_argument("--quality", action="store_true", help="the texts' mean log-probability, by transformers' pass")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--store", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--methods", default="none,pld")
@@ -51,15 +55,15 @@ def main() -> None:
     stores = dict(pair.split("=", 1) for pair in options.store)
     sampling = Sampling(options.temperature, top_p=options.top_p)
     engines = {name: engine(model, name, stores, options.budget, sampling) for name in options.methods.split(",")}
-    prompts = [prompt for file in options.prompts for prompt in spread(file, options.limit)]
+    prompts = [one for file in options.prompts for one in spread(file, options.limit, options.group, options.turns)]
     rows: list[dict[str, Any]] = []
     methods: list[str] = [*engines, *(REFERENCES if options.generate else [])]
     for method in methods:
-        measure(model, engines, method, prompts[0][1], 16)
+        measure(model, engines, method, prompts[0][1], 16, quality=False)
     for number, (file, prompt) in enumerate(prompts):
         for method in methods[number % len(methods) :] + methods[: number % len(methods)]:
             row = {"file": file, "prompt": prompt.id, "method": method}
-            rows.append(row | measure(model, engines, method, prompt, options.max_new_tokens))
+            rows.append(row | measure(model, engines, method, prompt, options.max_new_tokens, options.quality))
         print(f"\r{number + 1} of {len(prompts)} prompts", end="", flush=True)
     print()
     if options.out:
@@ -69,35 +73,71 @@ def main() -> None:
 
 
 def engine(model: Any, method: str, stores: dict[str, str], budget: int | None, sampling: Sampling) -> Engine:
-    name, _, settings = method.partition("?")
+    drafting, _, judging = method.partition("!")
+    name, _, settings = drafting.partition("?")
     name, _, own = name.partition("@")
     drafter, _, store = name.partition(":")
-    opened = [open_store(stores[store], model.tokenizer)] if store else []
-    chosen = dict(pair.split("=", 1) for pair in settings.split("&") if pair)
-    return Engine(model, drafter, chosen, opened, sampling=sampling, budget=int(own) if own else budget)
+    verifier, _, tolerance = judging.partition("?")
+    return Engine(
+        model,
+        drafter,
+        pairs(settings),
+        [open_store(stores[store], model.tokenizer)] if store else [],
+        verifier or "auto",
+        sampling,
+        int(own) if own else budget,
+        verifier_options=pairs(tolerance),
+    )
 
 
-def spread(file: str, limit: int) -> list[tuple[str, Prompt]]:
-    """Prompts at even distances over a file, first turns only."""
-    every = [row for row in read_prompts([file]) if isinstance(row, Prompt)]
-    stride = max(1, len(every) // limit)
-    chosen = itertools.islice(every[::stride], limit)
-    return [(Path(file).stem, Prompt(row.id, row.turns[:1], row.raw)) for row in chosen]
+def pairs(settings: str) -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in settings.split("&") if pair)
 
 
-def measure(model: Any, engines: dict[str, Engine], method: str, prompt: Prompt, length: int) -> dict[str, Any]:
+def spread(file: str, limit: int, group: str = "", turns: int = 1) -> list[tuple[str, Prompt]]:
+    """Prompts of each group at even distances over a file (`F.jsonl=16`: with a limit of its own), and its name."""
+    file, _, own = file.partition("=")
+    limit = int(own or limit)
+    names: dict[str, str] = {}
+    if group:
+        rows = [json.loads(line) for line in Path(file).read_text().splitlines() if line.strip()]
+        names = {str(row["id"]): str(row[group]) for row in rows}
+    groups: dict[str, list[Prompt]] = {}
+    for row in read_prompts([file]):
+        if isinstance(row, Prompt):
+            groups.setdefault(names.get(row.id, Path(file).stem), []).append(row)
+    chosen = []
+    for name, every in groups.items():
+        stride = max(1, len(every) // limit)
+        some = itertools.islice(every[::stride], limit)
+        chosen += [(name, Prompt(row.id, row.turns[:turns], row.raw)) for row in some]
+    return chosen
+
+
+def measure(
+    model: Any, engines: dict[str, Engine], method: str, prompt: Prompt, length: int, quality: bool
+) -> dict[str, Any]:
     time.sleep(0.05)  # torch's threads go on spinning for a while after `generate`
     began = time.perf_counter()
     if method in REFERENCES:
-        first = prompt.turns[0]
-        tokens = model.tokenizer.prompt(first[0]["content"]) if prompt.raw else model.tokenizer.chat(list(first))
-        text = generate_plain(model, tokens, length, **REFERENCES[method])
+        text: list[int] = []
+        history: list[Any] = []
+        for messages in prompt.turns:
+            history += messages
+            tokens = model.tokenizer.prompt(history[0]["content"]) if prompt.raw else model.tokenizer.chat(history)
+            written = generate_plain(model, tokens, length, **REFERENCES[method])
+            history.append({"role": "assistant", "content": model.tokenizer.decode(written)})
+            text += written
         return {"text": text, "seconds": time.perf_counter() - began, "steps": len(text), "drafted": 0, "accepted": 0}
     answer = engines[method].answer(prompt, length)
     seconds = time.perf_counter() - began
     counters = answer.counters
+    steps = [step for turn in answer.turns for step in turn.steps if step.index]
     return {
-        "text": list(answer.turns[0].tokens),
+        "text": [token for turn in answer.turns for token in turn.tokens],
+        "log_p": sum(log_probability(model, turn.prompt, turn.tokens) for turn in answer.turns) if quality else 0.0,
+        "rescues": sum(len(step.rescues) for step in steps),
+        "share": sorted(step.draft_seconds / max(step.forward_seconds, 1e-9) for step in steps),
         "seconds": seconds,
         "steps": counters.steps,
         "drafted": counters.drafted,
@@ -111,12 +151,13 @@ def table(title: str, rows: list[dict[str, Any]], methods: list[str]) -> None:
     by = {method: {(row["file"], row["prompt"]): row for row in rows if row["method"] == method} for method in methods}
     base = methods[0]
     print(f"\n{title}: {len(by[base])} prompts, {sum(len(row['text']) for row in by[base].values())} tokens")
-    head = ("method", "MAT", "accept path", "accept node", "tokens/s", f"x {base}", "x generate", "drafting", "same")
-    print(" | ".join(f"{name:>11}" if index else f"{name:34}" for index, name in enumerate(head)))
+    head = ("method", "MAT", "steps", "accept path", "accept node", "tokens/s", f"x {base}", "x generate", "drafting")
+    print(" | ".join(f"{name:>11}" if index else f"{name:40}" for index, name in enumerate((*head, "same", "log p"))))
     for method in methods:
         own = by[method].values()
         total = {
-            key: sum(row.get(key, 0) for row in own) for key in ("steps", "drafted", "accepted", "path", "seconds")
+            key: sum(row.get(key, 0) for row in own)
+            for key in ("steps", "drafted", "accepted", "path", "seconds", "log_p")
         }
         tokens = sum(len(row["text"]) for row in own)
 
@@ -128,18 +169,20 @@ def table(title: str, rows: list[dict[str, Any]], methods: list[str]) -> None:
             return f"{median(each):.2f}"
 
         same = sum(row["text"] == by[base][prompt]["text"] for prompt, row in by[method].items())
-        share = sum(row.get("draft_seconds", 0.0) for row in own) / total["seconds"]
+        shares = [one for row in own for one in row.get("share", [])]
         cells = (
             f"{tokens / total['steps']:.2f}",
+            f"{total['steps']}",
             f"{total['accepted'] / total['path']:.1%}" if total["path"] else "–",
             f"{total['accepted'] / total['drafted']:.1%}" if total["drafted"] else "–",
             f"{tokens / total['seconds']:.1f}",
             speedup(base),
             speedup("generate"),
-            f"{share:.2%}",
+            f"{median(shares):.2%}" if shares else "–",
             f"{same}/{len(by[base])}",
+            f"{total['log_p'] / tokens:.3f}" if total["log_p"] else "–",
         )
-        print(" | ".join([f"{method:34}", *(f"{cell:>11}" for cell in cells)]))
+        print(" | ".join([f"{method:40}", *(f"{cell:>11}" for cell in cells)]))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,12 @@ import typer
 
 from specds.cli import options
 
+# Prompts after which --update-table writes.
+_PART = 32
+
 if TYPE_CHECKING:
     from specds.datastore.store import Store
-    from specds.tokenizer import Tokenizer
+    from specds.decode.engine import Engine
 
 
 def decode(
@@ -20,9 +23,7 @@ def decode(
         list[str],
         typer.Option("--prompt-file", "-p", help="Prompt file (JSONL, Parquet, text), or - for stdin. Repeatable."),
     ],
-    store: Annotated[
-        list[Path] | None, typer.Option("--store", "-s", help="A datastore to draft from. Repeatable.")
-    ] = None,
+    store: options.Stores = None,
     drafter: Annotated[
         str | None,
         typer.Option(
@@ -32,12 +33,7 @@ def decode(
             "stores have; pld without a store.",
         ),
     ] = None,
-    set_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="An option of the drafter; see `specds drafters`. Repeatable."
-        ),
-    ] = None,
+    set_option: options.Set = None,
     verifier: Annotated[
         str, typer.Option(help="auto (greedy at temperature 0, else sampling), or one of `specds drafters`.")
     ] = "auto",
@@ -47,6 +43,12 @@ def decode(
             "--verifier-set", metavar="NAME=VALUE", help="An option of the verifier; see `specds drafters`. Repeatable."
         ),
     ] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="The correction table of --verifier csd or ocm; see `specds calibrate-csd`.")
+    ] = None,
+    update_table: Annotated[
+        bool, typer.Option("--update-table", help="Add this run's divergences to --table; other jobs may, too.")
+    ] = False,
     budget: options.Budget = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     temperature: options.Temperature = 0.0,
@@ -95,7 +97,7 @@ def decode(
     from specds.decode.registry import load as find
     from specds.decode.registry import parse_options
     from specds.decode.verifiers import VERIFIERS, verifier_name
-    from specds.errors import InputError, PromptError
+    from specds.errors import InputError, PromptError, UsageError
     from specds.model import find_tokenizer
     from specds.sampling import Sampling
 
@@ -103,6 +105,10 @@ def decode(
     options.budget(budget)
     chosen = options.settings(set_option or [])
     judging = options.settings(verifier_option or [], "--verifier-set")
+    if table is not None:
+        judging["table"] = str(table)
+    if update_table and table is None:
+        raise UsageError("--update-table is given without --table", "name the table that is to learn")
     if drafter is not None:
         parse_options(find(DRAFTERS, drafter, "drafter").Options, chosen, f"drafter {drafter}")
     judge = find(VERIFIERS, verifier_name(verifier, sampling), "verifier")
@@ -112,7 +118,7 @@ def decode(
     if store:
         # Before the weights are loaded: a store of another tokenizer is refused at once.
         tokenizer = find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code)
-        stores = _open(store, tokenizer)
+        stores = options.open_stores(store, tokenizer)
     if drafter is None:
         drafter = _default_drafter(stores)
         parse_options(find(DRAFTERS, drafter, "drafter").Options, chosen, f"drafter {drafter}")
@@ -126,7 +132,7 @@ def decode(
     index = find(DRAFTERS, drafter, "drafter").index
     if store and index:
         # Once more: loading takes a while, and a writer may have replaced an index meanwhile.
-        stores = _open(store, language_model.tokenizer)
+        stores = options.open_stores(store, language_model.tokenizer)
     engine = Engine(
         language_model,
         drafter,
@@ -140,13 +146,17 @@ def decode(
     )
     if not quiet:
         _remark(note, stores, drafter, index)
+    if update_table and engine.memory is None:
+        raise UsageError(f"--verifier {verifier} counts no divergences", "--update-table goes with csd or ocm")
     total, prompts, failed = Counters(), 0, 0
+    learned = _Learned(table if update_table else None, engine)
     with contextlib.ExitStack() as stack:
         tracer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
         file = stack.enter_context(answer_file(output)) if output is not None else None
         write, held = (emit, []) if file is None else (file.write, file.held)
         if tracer is not None and held:
             tracer.carry_over({one.id for one in held})
+        stack.enter_context(contextlib.closing(learned))
         update = stack.enter_context(bar("decoding", limit))
         for number, row in enumerate(itertools.chain([first], rows)):
             key = request_key(engine, row, max_new_tokens)
@@ -170,6 +180,7 @@ def decode(
                     write(record)
                     raise
             write(record)
+            learned.saw(answer.counters.tokens if "error" not in record else 0)
             update(prompts, limit, total.tokens_per_second)
     if not quiet:
         decode_summary(drafter, verifier_name(verifier, sampling), engine.lossless, prompts, failed, total)
@@ -183,10 +194,38 @@ def decode(
         raise typer.Exit(1)
 
 
-def _open(paths: list[Path], tokenizer: Tokenizer) -> list[Store]:
-    from specds.datastore.store import open_store
+class _Learned:
+    """Divergences on their way into a table: in parts, so that a job that dies has given most of them."""
 
-    return [open_store(path, tokenizer) for path in paths]
+    def __init__(self, table: Path | None, engine: Engine) -> None:
+        self._table, self._engine = table, engine
+        self._prompts = self._tokens = 0
+
+    def saw(self, tokens: int) -> None:
+        """One more prompt is answered."""
+        self._prompts += tokens > 0
+        self._tokens += tokens
+        if self._prompts >= _PART:
+            self.close()
+
+    def close(self) -> None:
+        """Add what is not in the table yet."""
+        if self._table is None or self._engine.memory is None:
+            return
+        from specds.datastore.corrections import add_to_table
+        from specds.datastore.store import provenance
+
+        new = self._engine.memory.take_new()
+        if new or self._prompts:
+            add_to_table(
+                self._table,
+                self._engine.pair,
+                new,
+                prompts=self._prompts,
+                tokens=self._tokens,
+                provenance=provenance(),
+            )
+        self._prompts = self._tokens = 0
 
 
 def _default_drafter(stores: list[Store]) -> str:

@@ -10,7 +10,20 @@ from typing import Annotated, Any
 
 import typer
 
-from specds.cli import build_dense, build_suffix, decode, demo, drafters, generate, ingest, inspect, profile, verify
+from specds.cli import (
+    build_dense,
+    build_suffix,
+    calibrate_csd,
+    decode,
+    demo,
+    drafters,
+    generate,
+    ingest,
+    inspect,
+    profile,
+    table,
+    verify,
+)
 from specds.cli.render import printable
 from specds.errors import SpecdsError
 from specds.version import __version__
@@ -34,6 +47,8 @@ app.command("generate")(generate.generate)
 app.command("ingest")(ingest.ingest)
 app.command("build-suffix")(build_suffix.build_suffix)
 app.command("build-dense")(build_dense.build_dense)
+app.command("calibrate-csd")(calibrate_csd.calibrate_csd)
+app.add_typer(table.app)
 app.command("decode")(decode.decode)
 app.command("drafters")(drafters.drafters)
 app.command("profile")(profile.profile)

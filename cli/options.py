@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +11,9 @@ import typer
 from specds.errors import UsageError
 
 if TYPE_CHECKING:
+    from specds.datastore.store import Store
     from specds.model import LanguageModel
+    from specds.tokenizer import Tokenizer
 
 Model = Annotated[
     str,
@@ -65,6 +68,21 @@ TopK = Annotated[int, typer.Option(min=0, help="Keep the k likeliest tokens; 0: 
 Seed = Annotated[
     int, typer.Option(min=0, help="Same seed and prompt, same text, whatever the drafter.", rich_help_panel="Sampling")
 ]
+
+
+Drafter = Annotated[str, typer.Option("--drafter", "-d", help="See `specds drafters` for the names.")]
+Stores = Annotated[list[Path] | None, typer.Option("--store", "-s", help="A datastore to draft from. Repeatable.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="An option of the drafter; see `specds drafters`. Repeatable."),
+]
+
+
+def open_stores(paths: Sequence[Path] | None, tokenizer: Tokenizer) -> list[Store]:
+    """Datastores that hold a tokenizer's tokens."""
+    from specds.datastore.store import open_store
+
+    return [open_store(path, tokenizer) for path in paths or []]
 
 
 def load(

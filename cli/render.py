@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from specds.datastore.corrections import Table as Corrections
     from specds.datastore.manifest import Segment
     from specds.datastore.store import Store
     from specds.decode.cost import CostCurve
@@ -90,6 +91,7 @@ def counters_row(counters: Counters) -> dict[str, Any]:
         "accepted": counters.accepted,
         "acceptance": round(counters.acceptance, 4),
         "node_acceptance": round(counters.node_acceptance, 4),
+        "rescued": counters.rescued,
         "seconds": round(counters.seconds, 4),
         "draft_seconds": round(counters.draft_seconds, 4),
         "forward_seconds": round(counters.forward_seconds, 4),
@@ -114,6 +116,8 @@ def decode_summary(drafter: str, verifier: str, lossless: bool, prompts: int, fa
         f"{counters.drafting_share:.1%}",
     )
     console.print(table)
+    if counters.rescued:
+        note(f"{counters.rescued:,} drafted tokens were let pass where the target had picked others")
 
 
 def comparison(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -124,6 +128,64 @@ def comparison(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def table_summary(name: str, corrections: Corrections) -> None:
+    """One line about a correction table."""
+    note(
+        f"{name}: {len(corrections):,} pairs, {int(corrections.count.sum()):,} divergences in {corrections.tokens:,} "
+        f"tokens of {corrections.prompts:,} prompts; the top 20 % of pairs hold {corrections.head_share():.1%}"
+    )
+
+
+def correction_table(name: str, corrections: Corrections, rows: Sequence[dict[str, Any]]) -> None:
+    """What `specds table inspect` shows. Goes to stdout: it is what was asked for."""
+    out = screen(stderr=False)
+    pair = corrections.pair
+    out.print(f"[bold]{escape(name)}[/bold]")
+    for what in ("target", "draft", "tokenizer"):
+        identity = getattr(pair, what)
+        out.print(f"  {what}: {escape(identity.name)} [dim]{escape(identity.fingerprint[:12])}[/dim]")
+    out.print(
+        f"  {len(corrections):,} pairs, {int(corrections.count.sum()):,} divergences in {corrections.tokens:,} tokens "
+        f"of {corrections.prompts:,} prompts"
+    )
+    out.print(f"  the top 20 % of pairs hold {corrections.head_share():.1%} of all divergences")
+    for one in corrections.history:
+        out.print(f"  [dim]{escape(one.date)} {escape(one.command)} (specds {escape(one.version)})[/dim]")
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    for column in ("count", "drafted", "", "target's", ""):
+        table.add_column(column, justify="right" if column == "count" else "left")
+    for row in rows:
+        texts = [repr(row[name]) if name in row else "" for name in ("draft_text", "target_text")]
+        table.add_row(
+            f"{row['count']:,}",
+            str(row["draft_token"]),
+            escape(texts[0]),
+            str(row["target_token"]),
+            escape(texts[1]),
+        )
+    if rows:
+        out.print(table)
+
+
+def table_difference(
+    one: str, other: str, first: Corrections, second: Corrections, changed: Sequence[tuple[int, ...]], top: int
+) -> None:
+    """What `specds table diff` shows. Goes to stdout."""
+    out = screen(stderr=False)
+    both = len(first) + len(second)
+    only = [sum(1 for row in changed if not row[place]) for place in (3, 2)]
+    out.print(f"{escape(one)}: {len(first):,} pairs, {only[0]:,} only here")
+    out.print(f"{escape(other)}: {len(second):,} pairs, {only[1]:,} only here")
+    out.print(f"{len(changed):,} pairs are counted differently, of {(both + sum(only)) // 2:,}")
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    for column in ("drafted", "target's", "first", "second"):
+        table.add_column(column, justify="right")
+    for row in changed[:top]:
+        table.add_row(*(f"{value}" for value in row))
+    if changed and top:
+        out.print(table)
 
 
 def cost_curve(title: str, curve: CostCurve) -> None:

@@ -20,6 +20,7 @@ class Counters:
         drafted: draft nodes verified.
         accepted: draft tokens committed.
         path_drafted: lengths of the best paths: of the longest path through the last accepted node.
+        rescued: draft tokens accepted though the target had picked others.
         draft_seconds, forward_seconds, verify_seconds, commit_seconds: wall time of each part.
     """
 
@@ -28,6 +29,7 @@ class Counters:
     drafted: int = 0
     accepted: int = 0
     path_drafted: int = 0
+    rescued: int = 0
     draft_seconds: float = 0.0
     forward_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -44,6 +46,7 @@ class Counters:
                 len(step.draft),
                 step.accepted,
                 best_path_length(step),
+                sum(rescue.node in step.path[: step.accepted] for rescue in step.rescues),
                 step.draft_seconds,
                 step.forward_seconds,
                 step.verify_seconds,

@@ -67,7 +67,7 @@ class Draft:
         tokens: int32[n].
         parents: int32[n]; parents[i] < i, or -1 for a child of the last committed token. Siblings are distinct tokens.
         score: float32[n], the estimated probability that the target picks this token once its parent is accepted.
-        q: float32[n], a draft model's own probability of each token; None for deterministic proposals.
+        q: float32[n, vocabulary], the distribution that each token was drawn from; None for deterministic proposals.
         origin: where the nodes come from; None if the drafter does not say.
     """
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specds.datastore.corrections import Pair
+from specds.datastore.manifest import Identity
 from specds.datastore.prompts import Message, Prompt
 from specds.datastore.store import Store
 from specds.decode import cost
@@ -17,6 +19,7 @@ from specds.decode.loop import decode
 from specds.decode.registry import load, parse_options
 from specds.decode.targets import choose_runtime, make_target
 from specds.decode.verifiers import make_verifier
+from specds.decode.verifiers.csd import Memory
 from specds.errors import CorruptStore, PromptError, UsageError
 from specds.model import LanguageModel
 from specds.sampling import Noise, Sampling
@@ -111,7 +114,7 @@ class Engine:
                 f"add --store S, a store with a {self._class.index} index",
             )
         self._indexes = [self._index(store) for store in self.stores]
-        self._verifier = make_verifier(self.verifier, self.sampling, self.verifier_options)
+        self._verifier = make_verifier(self.verifier, self.sampling, self.verifier_options, self.pair)
         runtime = choose_runtime(self.model, self.runtime)
         self._target = make_target(self.model, runtime, self._taps())
 
@@ -132,6 +135,22 @@ class Engine:
         if self.drafter == "none":
             return Fixed(0)
         return Auto(cost.known(self._target, self.model, runtime))
+
+    @property
+    def pair(self) -> Pair:
+        """Who drafts for whom, as correction tables name it."""
+        tokenizer = self.model.tokenizer
+        return Pair(
+            Identity(self.model.name, self.model.fingerprint),
+            Identity(self.drafter, f"drafter {self.drafter}"),
+            Identity(tokenizer.name, tokenizer.fingerprint),
+            int(self.model.config.vocab_size),
+        )
+
+    @property
+    def memory(self) -> Memory | None:
+        """What the verifier counts; None if it counts nothing."""
+        return getattr(self._verifier, "memory", None)
 
     @property
     def lossless(self) -> bool:

@@ -78,6 +78,14 @@ class MissingIndex(StoreError):
     """The store has no index of the kind that the drafter needs."""
 
 
+class CorruptTable(StoreError):
+    """A correction table is damaged, was edited, or is none."""
+
+
+class ForeignTable(StoreError):
+    """A correction table is of another target, draft or tokenizer."""
+
+
 class StoreLocked(StoreError):
     """Another process is writing to the store."""
 

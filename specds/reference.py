@@ -62,6 +62,17 @@ def lead(model: LanguageModel, tokens: Sequence[int]) -> float:
     return float(best[0] - best[1])
 
 
+def log_probability(model: LanguageModel, prompt: Sequence[int], answer: Sequence[int]) -> float:
+    """The log-probability (nats, raw logits) of an answer after a prompt, by an ordinary pass of the network."""
+    import torch
+
+    tokens = torch.tensor([[*prompt, *answer]], device=model.device)
+    with torch.inference_mode():
+        logits = model.network(tokens, use_cache=False, logits_to_keep=len(answer) + 1).logits[0, :-1].float()
+    chosen = tokens[0, len(prompt) :]
+    return float(torch.log_softmax(logits, dim=-1).gather(1, chosen[:, None]).sum())
+
+
 def until_stop(tokens: list[int], stop_tokens: Collection[int]) -> list[int]:
     """The tokens up to the first stop token, which is kept."""
     for index, token in enumerate(tokens):

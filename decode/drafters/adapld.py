@@ -42,7 +42,7 @@ class AdaPld:
         """Options of AdaPLD."""
 
         layer: float = option(
-            0.3, "layer whose states choose the anchor: its number, or below 1 a share of all layers", least=0.001
+            0.8, "layer whose states choose the anchor: its number, or below 1 a share of all layers", least=0.001
         )
         length: int = option(30, "most tokens copied (§4.3.2: 30)", least=1)
         branches: int = option(TOP, f"K, branch tokens (§4.3.2: 8), at most {TOP}", least=1)

@@ -22,7 +22,7 @@ class PldPlus:
         """Options of PLD+."""
 
         layer: float = option(
-            0.3, "layer whose states choose the place: its number, or below 1 a share of all layers", least=0.001
+            0.8, "layer whose states choose the place: its number, or below 1 a share of all layers", least=0.001
         )
         length: int = option(30, "most tokens copied", least=1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from specds.datastore.corrections import Pair
 from specds.decode.contracts import Verifier
 from specds.decode.registry import load, parse_options
 from specds.sampling import Sampling
@@ -11,7 +12,12 @@ from specds.sampling import Sampling
 VERIFIERS = {
     "greedy": "specds.decode.verifiers.greedy:Greedy",
     "sampling": "specds.decode.verifiers.sampling:PositionKeyed",
+    "rejection": "specds.decode.verifiers.rejection:Rejection",
     "respec": "specds.decode.verifiers.respec:Relaxed",
+    "csd": "specds.decode.verifiers.csd:Csd",
+    "lossy": "specds.decode.verifiers.gates:Lossy",
+    "ocm": "specds.decode.verifiers.gates:Recurring",
+    "fly": "specds.decode.verifiers.gates:Fly",
 }
 
 
@@ -20,16 +26,21 @@ def verifier_name(name: str, sampling: Sampling) -> str:
     return name if name != "auto" else "greedy" if sampling.greedy else "sampling"
 
 
-def make_verifier(name: str, sampling: Sampling, settings: Mapping[str, str] | None = None) -> Verifier:
+def make_verifier(
+    name: str, sampling: Sampling, settings: Mapping[str, str] | None = None, pair: Pair | None = None
+) -> Verifier:
     """A verifier for all requests of an engine.
 
     Args:
         settings: its options, as text.
+        pair: who drafts for whom; a correction table of another pair is refused.
 
     Raises:
         UsageError: no such verifier or option, or it does not fit the temperature.
+        InputError, CorruptTable, ForeignTable: the correction table that it reads.
     """
     name = verifier_name(name, sampling)
     found = load(VERIFIERS, name, "verifier")
-    verifier: Verifier = found(parse_options(found.Options, settings or {}, f"verifier {name}"), sampling)
+    options = parse_options(found.Options, settings or {}, f"verifier {name}")
+    verifier: Verifier = found(options, sampling, pair) if hasattr(options, "table") else found(options, sampling)
     return verifier

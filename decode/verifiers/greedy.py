@@ -40,5 +40,4 @@ class Greedy:
 
     def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
         """See `Verifier.verify`. From another device one transfer: the argmax of every row."""
-        pick = likeliest(logits)
-        return follow(draft, lambda row, depth: pick(row))
+        return follow(draft, likeliest(logits))

@@ -11,7 +11,7 @@ import torch
 from specds.decode.contracts import Rescue, Verdict
 from specds.decode.draft import Draft
 from specds.decode.registry import option
-from specds.decode.verifiers.walk import descend, likeliest
+from specds.decode.verifiers.walk import below, descend, follow, likeliest
 from specds.errors import UsageError
 from specds.sampling import Noise, Sampling, numbers
 
@@ -58,33 +58,31 @@ class Relaxed:
         """See `Verifier.verify`."""
         options, children = self._options, draft.children()
         own = cache(likeliest(logits))
-        path, token = descend(children, -1, lambda row, depth: own(row), 0)
-        rescues: list[Rescue] = []
-        while options.tau > 0 and len(rescues) < options.attempts:
-            end = path[-1] if path else -1
-            best: tuple[list[int], int, Rescue] | None = None
-            for child in self._near(draft, logits, end, token):
-                rest, after = descend(children, child.node, lambda row, depth: own(row), 0)
-                if len(rest) >= options.matches and (best is None or len(rest) > len(best[0])):
-                    best = rest, after, child
-            if best is None:
-                break
-            path += [best[2].node, *best[0]]
-            token = best[1]
-            rescues.append(best[2])
-        return Verdict(tuple(path), token, tuple(rescues))
+        attempts = options.attempts if options.tau > 0 else 0
+
+        def rescue(node: int, token: int, depth: int) -> Rescue | None:
+            nonlocal attempts
+            attempts -= 1
+            best, furthest = None, options.matches - 1
+            for near in self._near(draft, logits, node, token) if attempts >= 0 else []:
+                matches = len(descend(children, near.node, own, 0)[0])
+                if matches > furthest:
+                    best, furthest = near, matches
+            return best
+
+        return follow(draft, own, rescue)
 
     def _near(self, draft: Draft, logits: torch.Tensor, node: int, picked: int) -> list[Rescue]:
         """The retrieved children of a node that satisfy Eq. 6 and 7, as they were proposed."""
-        if draft.origin is None or not len(draft):
+        if draft.origin is None:
             return []
         retrieved = draft.origin.retrieved()
-        below = [child for child in range(len(draft)) if draft.parents[child] == node and retrieved[child]]
-        if not below:
+        candidates = [child for child in below(draft, node) if retrieved[child]]
+        if not candidates:
             return []
         row = numbers(logits[node + 1])
         found = []
-        for child in below:
+        for child in candidates:
             value = row[draft.tokens[child]]
             # log p differs from the logits by the same number for all tokens.
             ratio = float(value - row[picked])

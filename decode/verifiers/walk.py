@@ -1,4 +1,4 @@
-"""What verifiers share: pick the target's token at each node, follow it if it was drafted."""
+"""What verifiers share: walk down the draft, at each node the target's own token or a drafted one that is let pass."""
 
 from __future__ import annotations
 
@@ -6,36 +6,52 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from specds.decode.contracts import Verdict
+from specds.decode.contracts import Rescue, Verdict
 from specds.decode.draft import Draft
 from specds.sampling import numbers
 
+Pick = Callable[[int, int], int]
+"""(row of the logits, its depth, 0 for the first) → the target's token there. Called for visited rows only."""
 
-def likeliest(logits: torch.Tensor) -> Callable[[int], int]:
-    """A function from a row of the logits to its most likely token; rows that nobody asks for cost nothing on a CPU."""
+
+def likeliest(logits: torch.Tensor) -> Pick:
+    """The most likely token of a row; on a CPU rows that nobody asks for cost nothing."""
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         # One row at a time, and torch's threads stay asleep.
-        return lambda row: int(numbers(logits[row]).argmax())
+        return lambda row, depth: int(numbers(logits[row]).argmax())
     picks = logits.argmax(dim=-1).tolist()
-    return lambda row: int(picks[row])
+    return lambda row, depth: int(picks[row])
 
 
-def follow(draft: Draft, pick: Callable[[int, int], int]) -> Verdict:
-    """Walk down from the root while the picked token is a child.
+def follow(
+    draft: Draft, pick: Pick, rescue: Callable[[int, int, int], Rescue | None] = lambda node, token, depth: None
+) -> Verdict:
+    """Walk down from the root while the picked token is a child, or another child is rescued.
 
     Args:
         draft: the tree.
-        pick: (row of the logits, depth) → the target's token there; called for visited rows only.
+        pick: the target's token.
+        rescue: (node, the token picked behind it, which is not drafted, depth) → a child to go on with, if any.
     """
     if not len(draft):
         return Verdict((), pick(0, 0))
-    path, token = descend(draft.children(), -1, pick, 0)
-    return Verdict(tuple(path), token)
+    children = draft.children()
+    path: list[int] = []
+    rescues: list[Rescue] = []
+    node = -1
+    while True:
+        more, token = descend(children, node, pick, len(path))
+        path += more
+        node = path[-1] if path else -1
+        passed = rescue(node, token, len(path))
+        if passed is None:
+            return Verdict(tuple(path), token, tuple(rescues))
+        rescues.append(passed)
+        path.append(passed.node)
+        node = passed.node
 
 
-def descend(
-    children: Mapping[tuple[int, int], int], node: int, pick: Callable[[int, int], int], depth: int
-) -> tuple[list[int], int]:
+def descend(children: Mapping[tuple[int, int], int], node: int, pick: Pick, depth: int) -> tuple[list[int], int]:
     """The nodes below `node` that are the target's own tokens, and its token after the last of them.
 
     Args:
@@ -50,3 +66,9 @@ def descend(
             return path, token
         path.append(child)
         node = child
+
+
+def below(draft: Draft, node: int) -> list[int]:
+    """A node's children as they were proposed; -1 is the root."""
+    found: list[int] = (draft.parents == node).nonzero()[0].tolist()
+    return found

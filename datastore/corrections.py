@@ -1,0 +1,379 @@
+"""Correction tables: how often the target picked one token where another was drafted (CSD, §4.2), as a Parquet file."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specds.datastore.manifest import Identity, Provenance
+from specds.errors import CorruptTable, ForeignTable, InputError, OutputError, StoreVersionError, UsageError, first_line
+from specds.files import sync_directory, sync_file
+
+FORMAT = "specds correction table"
+VERSION = 1
+_KEY = b"specds"
+_MOST_PAIRS = 1 << 26
+_MOST_JSON = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Who drafts for whom: counts of one pair say nothing about another.
+
+    Attributes:
+        target: the model that verifies.
+        draft: the draft model, or the drafter.
+        tokenizer: of both.
+        vocabulary: how many tokens there are.
+    """
+
+    target: Identity
+    draft: Identity
+    tokenizer: Identity
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Counts of divergences, with where they come from.
+
+    Attributes:
+        pair: whose they are.
+        drafted, picked, count: int32[n], int32[n], int64[n], ascending by (drafted, picked), each pair once.
+        prompts, tokens: how many were decoded to count.
+        done: digests of the prompts that calibrations have counted, ascending: none counts twice.
+        history: the commands that wrote it.
+    """
+
+    pair: Pair
+    drafted: NDArray[np.int32]
+    picked: NDArray[np.int32]
+    count: NDArray[np.int64]
+    prompts: int = 0
+    tokens: int = 0
+    done: tuple[str, ...] = ()
+    history: tuple[Provenance, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    @classmethod
+    def empty(cls, pair: Pair) -> Table:
+        """A table of nothing."""
+        return cls(pair, np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64))
+
+    def plus(
+        self,
+        counts: Mapping[int, int],
+        *,
+        prompts: int = 0,
+        tokens: int = 0,
+        done: Collection[str] = (),
+        history: Sequence[Provenance] = (),
+    ) -> Table:
+        """This table and more counts, by `key_of`."""
+        keys = np.concatenate([_keys(self), np.fromiter(counts.keys(), np.int64, len(counts))])
+        summed = np.concatenate([self.count, np.fromiter(counts.values(), np.int64, len(counts))])
+        unique, places = np.unique(keys, return_inverse=True)
+        total = np.zeros(len(unique), np.int64)
+        np.add.at(total, places, summed)
+        known = [*self.history, *(one for one in history if one not in self.history)]
+        return dataclasses.replace(
+            self,
+            drafted=(unique >> 32).astype(np.int32),
+            picked=(unique & 0xFFFFFFFF).astype(np.int32),
+            count=total,
+            prompts=self.prompts + prompts,
+            tokens=self.tokens + tokens,
+            done=tuple(sorted({*self.done, *done})),
+            history=tuple(sorted(known, key=lambda one: (one.date, one.command))),
+        )
+
+    def pruned(self, *, least: int = 1, top: int | None = None, decay: float = 1.0, cap: int | None = None) -> Table:
+        """Fewer or smaller counts.
+
+        Args:
+            decay: counts are multiplied by it and rounded down.
+            cap: and cut off at it.
+            least: pairs with smaller counts go.
+            top: and all but so many of the largest; of equal counts the smaller token ids stay.
+        """
+        count = np.floor(self.count * decay).astype(np.int64)
+        count = np.minimum(count, cap) if cap is not None else count
+        kept = np.flatnonzero(count >= max(least, 1))
+        if top is not None:
+            kept = np.sort(kept[np.argsort(-count[kept], kind="stable")[:top]])
+        return dataclasses.replace(self, drafted=self.drafted[kept], picked=self.picked[kept], count=count[kept])
+
+    def head_share(self, share: float = 0.2) -> float:
+        """The share of all divergences that the most frequent pairs have (CSD, §3.2: 69 % in the top 20 %)."""
+        if not len(self):
+            return 0.0
+        head = np.sort(self.count)[::-1][: max(1, round(share * len(self)))]
+        return float(head.sum() / self.count.sum())
+
+
+def key_of(drafted: int, picked: int) -> int:
+    """One number for a pair of token ids, ascending with the pair."""
+    return drafted << 32 | picked
+
+
+def merge(tables: Sequence[Table]) -> Table:
+    """The sum of tables of one pair; the order does not matter.
+
+    Raises:
+        ForeignTable: they are of different pairs.
+        UsageError: two of them hold counts of the same calibration, which would count twice.
+    """
+    total = tables[0]
+    for other in tables[1:]:
+        check_pair(other, total.pair, "one table", "the other")
+        if twice := set(total.done) & set(other.done):
+            raise UsageError(
+                f"two of the tables hold the counts of {len(twice):,} prompts both",
+                "they would count twice; merge tables of different prompts",
+            )
+        counts = dict(zip(_keys(other).tolist(), other.count.tolist(), strict=True))
+        total = total.plus(counts, prompts=other.prompts, tokens=other.tokens, done=other.done, history=other.history)
+    return total
+
+
+def check_pair(table: Table, pair: Pair, name: str, ours: str = "this run") -> None:
+    """Refuse a table of another pair.
+
+    Raises:
+        ForeignTable: target, draft, tokenizer or vocabulary differ.
+    """
+    for what in ("tokenizer", "target", "draft"):
+        its, own = getattr(table.pair, what), getattr(pair, what)
+        if its.fingerprint != own.fingerprint:
+            raise ForeignTable(
+                f"{name} is of the {what} {its.name} ({its.fingerprint[:12]}), "
+                f"and {ours} has {own.name} ({own.fingerprint[:12]})",
+                "calibrate a table for this pair: specds calibrate-csd",
+            )
+    if table.pair.vocabulary != pair.vocabulary:
+        raise ForeignTable(f"{name} has {table.pair.vocabulary:,} tokens, and {ours} {pair.vocabulary:,}")
+
+
+def check_tokenizer(table: Table, fingerprint: str, name: str, where: str) -> None:
+    """Refuse to show a table's tokens with another tokenizer.
+
+    Raises:
+        ForeignTable: it is another.
+    """
+    if table.pair.tokenizer.fingerprint != fingerprint:
+        raise ForeignTable(f"{where} holds tokens of {table.pair.tokenizer.name}, not of {name}", "give its --model")
+
+
+def describe(table: Table) -> dict[str, Any]:
+    """A table in figures, as `specds table inspect --json` prints it."""
+    pair = table.pair
+    return {
+        "target": dataclasses.asdict(pair.target),
+        "draft": dataclasses.asdict(pair.draft),
+        "tokenizer": dataclasses.asdict(pair.tokenizer),
+        "vocabulary": pair.vocabulary,
+        "pairs": len(table),
+        "divergences": int(table.count.sum()),
+        "head_share": round(table.head_share(), 4),
+        "prompts": table.prompts,
+        "tokens": table.tokens,
+        "history": [dataclasses.asdict(one) for one in table.history],
+    }
+
+
+def difference(one: Table, other: Table) -> list[tuple[int, int, int, int]]:
+    """(drafted, picked, count here, count there) of pairs counted differently, the most different first."""
+    here = dict(zip(_keys(one).tolist(), one.count.tolist(), strict=True))
+    there = dict(zip(_keys(other).tolist(), other.count.tolist(), strict=True))
+    changed = [key for key in here.keys() | there.keys() if here.get(key, 0) != there.get(key, 0)]
+    changed.sort(key=lambda key: (-abs(here.get(key, 0) - there.get(key, 0)), key))
+    return [(key >> 32, key & 0xFFFFFFFF, here.get(key, 0), there.get(key, 0)) for key in changed]
+
+
+def read_table(path: Path) -> Table:
+    """A table, every field of it checked.
+
+    Raises:
+        InputError: there is no such file.
+        CorruptTable: it is truncated, edited, or no correction table.
+        StoreVersionError: a newer version wrote it.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            raw = (file.schema_arrow.metadata or {}).get(_KEY, b"")
+            if len(raw) > _MOST_JSON or file.metadata.num_rows > _MOST_PAIRS:
+                raise CorruptTable(f"{path} is larger than any correction table")
+            if [(one.name, str(one.type)) for one in file.schema_arrow] != _COLUMNS:
+                raise CorruptTable(f"{path} is not a correction table: it has other columns")
+            record = _record(path, raw)
+            columns = file.read()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise InputError(f"no correction table {path}", "specds calibrate-csd makes one") from error
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptTable(f"{path} is damaged or no correction table: {first_line(error)}") from error
+    drafted, picked, count = (columns.column(name).to_numpy() for name, _ in _COLUMNS)
+    if any(columns.column(name).null_count for name, _ in _COLUMNS):
+        raise CorruptTable(f"{path} is damaged: it has empty fields")
+    try:
+        table = Table(
+            Pair(
+                Identity(**record["pair"]["target"]),
+                Identity(**record["pair"]["draft"]),
+                Identity(**record["pair"]["tokenizer"]),
+                record["vocabulary"],
+            ),
+            drafted.astype(np.int32),
+            picked.astype(np.int32),
+            count.astype(np.int64),
+            record["prompts"],
+            record["tokens"],
+            tuple(record["done"]),
+            tuple(Provenance(**one) for one in record["history"]),
+        )
+        digest = _digest(table)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptTable(f"{path} is damaged: its description lacks {first_line(error)}") from error
+    if digest != record.get("sha256"):
+        raise CorruptTable(f"{path} is damaged or was edited: its contents are not what its writer wrote")
+    keys = _keys(table)
+    inside = len(table) == 0 or (
+        min(drafted.min(), picked.min()) >= 0 and max(drafted.max(), picked.max()) < table.pair.vocabulary
+    )
+    if not inside or (np.diff(keys) <= 0).any() or (count < 1).any():
+        raise CorruptTable(f"{path} is damaged: its pairs are not those of a correction table")
+    return table
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Replace a table: a reader sees the old or the new one.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    record = json.dumps({**_described(table), "sha256": _digest(table)}).encode()
+    arrays = [pa.array(one) for one in (table.drafted, table.picked, table.count)]
+    schema = pa.schema([(name, kind) for name, kind in _COLUMNS], metadata={_KEY: record})
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            pq.write_table(pa.Table.from_arrays(arrays, schema=schema), temporary, compression="zstd")
+            sync_file(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise OutputError(f"cannot write the table {path}: {error.strerror or error}", "choose another path") from error
+
+
+@contextlib.contextmanager
+def updating(path: Path) -> Iterator[None]:
+    """While this lasts no other process changes the table at `path`; a lock of a dead one does not count.
+
+    Raises:
+        OutputError: the lock file beside it cannot be made.
+    """
+    try:
+        lock = path.with_name(f".{path.name}.lock").open("wb")
+    except OSError as error:
+        raise OutputError(f"cannot write beside {path}: {error.strerror or error}", "choose another path") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def add_to_table(
+    path: Path,
+    pair: Pair,
+    counts: Mapping[int, int],
+    *,
+    prompts: int,
+    tokens: int,
+    provenance: Provenance,
+    done: Collection[str] = (),
+) -> Table:
+    """Add counts to the table at `path`, or begin one: whole or not at all, beside any number of others doing so.
+
+    Raises:
+        ForeignTable, CorruptTable, StoreVersionError: what is there is not a table of this pair; it stays as it is.
+        OutputError: it cannot be written.
+    """
+    with updating(path):
+        table = Table.empty(pair)
+        if path.exists():
+            table = read_table(path)
+            check_pair(table, pair, str(path))
+        table = table.plus(counts, prompts=prompts, tokens=tokens, done=done, history=[provenance])
+        write_table(path, table)
+    return table
+
+
+_COLUMNS = [("draft_token", "int32"), ("target_token", "int32"), ("count", "int64")]
+
+
+def _keys(table: Table) -> NDArray[np.int64]:
+    keys: NDArray[np.int64] = table.drafted.astype(np.int64) << 32 | table.picked.astype(np.int64)
+    return keys
+
+
+def _described(table: Table) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "pair": {name: dataclasses.asdict(getattr(table.pair, name)) for name in ("target", "draft", "tokenizer")},
+        "vocabulary": table.pair.vocabulary,
+        "prompts": table.prompts,
+        "tokens": table.tokens,
+        "done": list(table.done),
+        "history": [dataclasses.asdict(one) for one in table.history],
+    }
+
+
+def _digest(table: Table) -> str:
+    digest = hashlib.sha256(json.dumps(_described(table), sort_keys=True).encode())
+    for column in (table.drafted, table.picked, table.count):
+        digest.update(np.ascontiguousarray(column, column.dtype.newbyteorder("<")).tobytes())
+    return digest.hexdigest()
+
+
+def _record(path: Path, raw: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise CorruptTable(f"{path} is not a correction table: it does not describe itself") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise CorruptTable(f"{path} is not a correction table: it does not describe itself")
+    version = record.get("version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise CorruptTable(f"{path} is damaged: its version is {version!r}")
+    if version > VERSION:
+        raise StoreVersionError(f"{path} is of version {version}, and this specds reads {VERSION}", "update specds")
+    numbers = [record.get(name) for name in ("vocabulary", "prompts", "tokens")]
+    if any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in numbers):
+        raise CorruptTable(f"{path} is damaged: its numbers are none")
+    done = record.get("done")
+    if not isinstance(done, list) or any(not isinstance(one, str) for one in done) or done != sorted(set(done)):
+        raise CorruptTable(f"{path} is damaged: it does not say which prompts it counts")
+    texts = [value for one in record.get("pair", {}).values() if isinstance(one, dict) for value in one.values()]
+    if len(texts) != 6 or any(not isinstance(text, str) for text in texts):
+        raise CorruptTable(f"{path} is damaged: it does not say whose it is")
+    return record

@@ -1,0 +1,135 @@
+"""Calibrated Speculative Decoding: rejected drafts that recur and that the target finds plausible are let pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from numpy.typing import NDArray
+
+from specds.datastore.corrections import Pair, Table, check_pair, key_of, read_table
+from specds.decode.contracts import Rescue, Verdict
+from specds.decode.draft import Draft
+from specds.decode.registry import option
+from specds.decode.verifiers.rejection import Picking
+from specds.decode.verifiers.walk import below, follow
+from specds.sampling import Noise, Sampling, numbers
+
+
+@dataclass(slots=True)
+class Memory:
+    """Counts of divergences: those of a table, and what this process has added (CSD, §4.2).
+
+    Attributes:
+        counts: by `key_of`, all of them.
+        new: those that no table has yet.
+    """
+
+    counts: dict[int, int] = field(default_factory=dict)
+    new: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, table: Table) -> Memory:
+        """What a table holds."""
+        keys = map(key_of, table.drafted.tolist(), table.picked.tolist())
+        return cls(dict(zip(keys, table.count.tolist(), strict=True)))
+
+    def add(self, key: int) -> None:
+        """One more divergence of a pair."""
+        self.counts[key] = self.counts.get(key, 0) + 1
+        self.new[key] = self.new.get(key, 0) + 1
+
+    def take_new(self) -> Mapping[int, int]:
+        """What no table has yet, once."""
+        new, self.new = self.new, {}
+        return new
+
+
+class Csd:
+    """Algorithm 1 of CSD, over any drafter's chains and trees. Lossy.
+
+    Tokens are verified by rejection sampling (at temperature 0 by exact matching). Where the target's token was not
+    drafted, a child is rescued whose divergence from it was seen at least λ times, counted before this one, and whose
+    logit is at least log τ above it, whatever the temperature (Eq. 3); of several children the one of the best score,
+    of equals the first. Decoding goes on behind it. Every child of the node counts as a divergence.
+    """
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """Options of CSD."""
+
+        table: str = option("", "the correction table (Parquet); none: begin with no counts")
+        frequency: int = option(6, "λ: how often a divergence must have been seen (§5.1: 6)", least=0)
+        tau: float = option(
+            0.01, "τ: least ratio of the drafted token's probability to the target's (§5.1: 0.01)", least=0
+        )
+        update: bool = option(True, "count the divergences of this run too (Algorithm 1, line 18)")
+        any_draft: bool = option(False, "take a table of another drafter or draft model of the same target")
+
+    lossless: ClassVar[bool] = False
+    summary: ClassVar[str] = "rejected tokens pass that recur (a correction table) and that the target finds plausible"
+
+    def __init__(self, options: Options, sampling: Sampling, pair: Pair | None = None) -> None:
+        self._options = options
+        self._picking = Picking(sampling)
+        self._gate = math.log(options.tau) if options.tau > 0 else -math.inf
+        self.memory = recall(options.table, pair, any_draft=options.any_draft)
+
+    def start(self, noise: Noise) -> None:
+        """See `Verifier.start`."""
+        self._picking.start(noise)
+
+    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+        """See `Verifier.verify`."""
+
+        def rescue(node: int, token: int, depth: int) -> Rescue | None:
+            children = below(draft, node)
+            if not children:
+                return None
+            row = numbers(logits[node + 1])
+            keys = [key_of(int(draft.tokens[child]), token) for child in children]
+            counts = [self.memory.counts.get(key, 0) for key in keys]
+            if self._options.update:
+                for key in keys:
+                    self.memory.add(key)
+            return best_child(draft, children, row, token, self._gate, counts, self._options.frequency)
+
+        return follow(draft, self._picking.over(draft, logits, position), rescue)
+
+
+def recall(table: str, pair: Pair | None, *, any_draft: bool = False) -> Memory:
+    """The memory of a table, or an empty one.
+
+    Raises:
+        InputError, CorruptTable, ForeignTable: what `read_table` and `check_pair` raise.
+    """
+    if not table:
+        return Memory()
+    read = read_table(Path(table))
+    if pair is not None:
+        draft = read.pair.draft if any_draft else pair.draft
+        check_pair(read, Pair(pair.target, draft, pair.tokenizer, pair.vocabulary), table)
+    return Memory.of(read)
+
+
+def best_child(
+    draft: Draft,
+    children: list[int],
+    row: NDArray,  # type: ignore[type-arg]
+    token: int,
+    gate: float,
+    counts: list[int],
+    least: int,
+) -> Rescue | None:
+    """Of the children that were seen often enough and that pass the gate the one of the best score."""
+    best: Rescue | None = None
+    for child, count in zip(children, counts, strict=True):
+        ratio = float(row[draft.tokens[child]] - row[token])
+        passes = count >= least and ratio >= gate
+        if passes and (best is None or draft.score[child] > draft.score[best.node]):
+            best = Rescue(child, token, ratio, count)
+    return best

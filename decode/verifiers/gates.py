@@ -1,0 +1,135 @@
+"""Lossy rules that CSD is compared with: the confidence gate alone, recurrence alone, and FLy's deferred window."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+
+from specds.datastore.corrections import Pair
+from specds.decode.contracts import Rescue, Verdict
+from specds.decode.draft import Draft
+from specds.decode.registry import option
+from specds.decode.top import entropies
+from specds.decode.verifiers.csd import Csd, best_child
+from specds.decode.verifiers.rejection import Picking
+from specds.decode.verifiers.walk import below, descend, follow, likeliest
+from specds.errors import UsageError
+from specds.sampling import Noise, Sampling, numbers
+
+
+class Lossy:
+    """CSD's confidence gate alone (its Table 1: lossy SD; Table 3: SD with SCG). Lossy."""
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """Options of the gate."""
+
+        tau: float = option(
+            0.6, "τ: least ratio of the drafted token's probability to the target's (§5.1: 0.6)", least=0
+        )
+
+    lossless: ClassVar[bool] = False
+    summary: ClassVar[str] = "rejected tokens pass that the target finds nearly as likely as its own"
+
+    def __init__(self, options: Options, sampling: Sampling) -> None:
+        self._picking = Picking(sampling)
+        self._gate = math.log(options.tau) if options.tau > 0 else -math.inf
+
+    def start(self, noise: Noise) -> None:
+        """See `Verifier.start`."""
+        self._picking.start(noise)
+
+    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+        """See `Verifier.verify`."""
+
+        def rescue(node: int, token: int, depth: int) -> Rescue | None:
+            children = below(draft, node)
+            if not children:
+                return None
+            return best_child(draft, children, numbers(logits[node + 1]), token, self._gate, [0] * len(children), 0)
+
+        return follow(draft, self._picking.over(draft, logits, position), rescue)
+
+
+class Recurring:
+    """CSD's correction memory alone (its Table 3: SD with OCM). Lossy."""
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """Options of the memory."""
+
+        table: str = option("", "the correction table (Parquet); none: begin with no counts")
+        frequency: int = option(6, "λ: how often a divergence must have been seen (§5.1: 6)", least=0)
+        update: bool = option(True, "count the divergences of this run too")
+        any_draft: bool = option(False, "take a table of another drafter or draft model of the same target")
+
+    lossless: ClassVar[bool] = False
+    summary: ClassVar[str] = "rejected tokens pass that recur, by a correction table, whatever the target thinks"
+
+    def __init__(self, options: Options, sampling: Sampling, pair: Pair | None = None) -> None:
+        same = Csd.Options(options.table, options.frequency, 0.0, options.update, options.any_draft)
+        self._csd = Csd(same, sampling, pair)
+        self.memory = self._csd.memory
+
+    def start(self, noise: Noise) -> None:
+        """See `Verifier.start`."""
+        self._csd.start(noise)
+
+    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+        """See `Verifier.verify`."""
+        return self._csd.verify(draft, logits, position)
+
+
+class Fly:
+    """FLy (Li et al., 2025): where the target is unsure, a mismatch passes if the draft goes on to match. Lossy.
+
+    A mismatch at a position whose entropy, as a share of the largest possible, is at most θ is rejected. Otherwise it
+    is let pass if the next W drafted tokens are the target's own; where the draft ends before that, it is not.
+
+    Raises:
+        UsageError: the temperature is not 0.
+    """
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """Options of FLy."""
+
+        entropy: float = option(
+            0.05, "θ: least entropy over log(vocabulary) for a mismatch to pass (CSD, §5.1: 0.05)", least=0
+        )
+        window: int = option(6, "W: of the target's own tokens that must follow (CSD, §5.1: 6)", least=0)
+
+    lossless: ClassVar[bool] = False
+    summary: ClassVar[str] = "mismatches pass where the target is unsure and the draft goes on to match"
+
+    def __init__(self, options: Options, sampling: Sampling) -> None:
+        if not sampling.greedy:
+            raise UsageError(
+                f"--verifier fly decodes greedily, and the temperature is {sampling.temperature}", "use --temperature 0"
+            )
+        self._options = options
+
+    def start(self, noise: Noise) -> None:
+        """See `Verifier.start`."""
+
+    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+        """See `Verifier.verify`."""
+        own, children = cache(likeliest(logits)), draft.children()
+        largest = math.log(logits.shape[-1])
+
+        def rescue(node: int, token: int, depth: int) -> Rescue | None:
+            candidates = below(draft, node)
+            if not candidates or float(entropies(logits, [node + 1])[0]) <= self._options.entropy * largest:
+                return None
+            row = numbers(logits[node + 1])
+            following = {child: len(descend(children, child, own, 0)[0]) for child in candidates}
+            best = max(candidates, key=lambda child: (following[child], float(draft.score[child]), -child))
+            if following[best] < self._options.window:
+                return None
+            return Rescue(best, token, float(row[draft.tokens[best]] - row[token]))
+
+        return follow(draft, own, rescue)
