@@ -30,9 +30,10 @@ from specds.decode.drafters.none import Null
 from specds.decode.drafters.pld import PromptLookup
 from specds.decode.loop import decode
 from specds.decode.targets import choose_runtime, make_target
-from specds.decode.verifiers.greedy import Greedy
+from specds.decode.verifiers import make_verifier
 from specds.model import LanguageModel, load_model
 from specds.reference import generate_plain
+from specds.sampling import Sampling
 
 
 def main() -> None:
@@ -118,7 +119,7 @@ def decoding(model: LanguageModel, prompts: list[list[int]], length: int) -> Non
             began = time.perf_counter()
             steps: list[Step] = list(
                 decode(
-                    target, make(), Greedy(), prompt, max_new_tokens=length, budget=budget,
+                    target, make(), make_verifier("greedy", Sampling()), prompt, max_new_tokens=length, budget=budget,
                     stop_tokens=model.stop_tokens,
                 )
             )  # fmt: skip

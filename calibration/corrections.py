@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specds.datastore.corrections import add_to_table, check_pair, read_table
+from specds.datastore.corrections import add_to_table, calibrating, check_pair, read_table
 from specds.datastore.prompts import BadRow, Prompt
 from specds.datastore.store import provenance
 from specds.decode.engine import Engine
@@ -54,8 +54,20 @@ def calibrate(
 
     Raises:
         CorruptTable, ForeignTable: what `out` holds.
+        StoreLocked: another calibration is counting into it.
         OutputError: it cannot be written.
     """
+    with calibrating(out):
+        return _calibrate(engine, prompts, out, max_new_tokens, progress)
+
+
+def _calibrate(
+    engine: Engine,
+    prompts: Iterable[Prompt | BadRow],
+    out: Path,
+    max_new_tokens: int,
+    progress: Callable[[Calibration], None],
+) -> Calibration:
     memory = engine.memory
     assert memory is not None
     done: set[str] = set()

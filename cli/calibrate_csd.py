@@ -16,7 +16,8 @@ def calibrate_csd(
         typer.Option("--prompts", "-p", help="Prompt file (JSONL, Parquet, text), or - for stdin. Repeatable."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The table (Parquet): begun, added to, or gone on with.")],
-    drafter: options.Drafter = "pld",
+    drafter: options.Drafter = "model",
+    draft_model: options.DraftModel = None,
     store: options.Stores = None,
     set_option: options.Set = None,
     budget: Annotated[int, typer.Option(min=1, help="Most draft tokens verified in one step.")] = 16,
@@ -68,6 +69,7 @@ def calibrate_csd(
         budget,
         runtime,
         COUNTING,
+        options.draft_model(draft_model, device, dtype, trust_remote_code),
     )
     with bar("calibrating", limit) as update:
 

@@ -34,6 +34,7 @@ def decode(
         ),
     ] = None,
     set_option: options.Set = None,
+    draft_model: options.DraftModel = None,
     verifier: Annotated[
         str, typer.Option(help="auto (greedy at temperature 0, else sampling), or one of `specds drafters`.")
     ] = "auto",
@@ -109,6 +110,10 @@ def decode(
         judging["table"] = str(table)
     if update_table and table is None:
         raise UsageError("--update-table is given without --table", "name the table that is to learn")
+    if draft_model is not None:
+        if drafter not in (None, "model"):
+            raise UsageError(f"--draft-model is given, and --drafter {drafter}", "--drafter model drafts with a model")
+        drafter = "model"
     if drafter is not None:
         parse_options(find(DRAFTERS, drafter, "drafter").Options, chosen, f"drafter {drafter}")
     judge = find(VERIFIERS, verifier_name(verifier, sampling), "verifier")
@@ -143,6 +148,7 @@ def decode(
         options.budget(budget),
         runtime,
         judging,
+        options.draft_model(draft_model, device, dtype, trust_remote_code),
     )
     if not quiet:
         _remark(note, stores, drafter, index)

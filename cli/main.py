@@ -14,6 +14,7 @@ from specds.cli import (
     build_dense,
     build_suffix,
     calibrate_csd,
+    choose_skip,
     decode,
     demo,
     drafters,
@@ -49,6 +50,7 @@ app.command("build-suffix")(build_suffix.build_suffix)
 app.command("build-dense")(build_dense.build_dense)
 app.command("calibrate-csd")(calibrate_csd.calibrate_csd)
 app.add_typer(table.app)
+app.command("choose-skip")(choose_skip.choose_skip)
 app.command("decode")(decode.decode)
 app.command("drafters")(drafters.drafters)
 app.command("profile")(profile.profile)

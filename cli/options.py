@@ -78,6 +78,24 @@ Set = Annotated[
 ]
 
 
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        help="What drafter model drafts with: a model of the same tokenizer, skip:half, or skip:3,5-8 (the target "
+        "without these layers; see `specds choose-skip`)."
+    ),
+]
+
+
+def draft_model(name: str | None, device: str, dtype: str, trust_remote_code: bool) -> LanguageModel | str | None:
+    """A draft model by name; what begins with `skip:` names the target's own layers."""
+    from specds.decode.draft_model import SKIP
+
+    if name is None or name.startswith(SKIP):
+        return name
+    return load(name, None, dtype, device, None, trust_remote_code)
+
+
 def open_stores(paths: Sequence[Path] | None, tokenizer: Tokenizer) -> list[Store]:
     """Datastores that hold a tokenizer's tokens."""
     from specds.datastore.store import open_store

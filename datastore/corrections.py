@@ -11,13 +11,22 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specds.datastore.manifest import Identity, Provenance
-from specds.errors import CorruptTable, ForeignTable, InputError, OutputError, StoreVersionError, UsageError, first_line
+from specds.errors import (
+    CorruptTable,
+    ForeignTable,
+    InputError,
+    OutputError,
+    StoreLocked,
+    StoreVersionError,
+    UsageError,
+    first_line,
+)
 from specds.files import sync_directory, sync_file
 
 FORMAT = "specds correction table"
@@ -292,13 +301,35 @@ def updating(path: Path) -> Iterator[None]:
     Raises:
         OutputError: the lock file beside it cannot be made.
     """
-    try:
-        lock = path.with_name(f".{path.name}.lock").open("wb")
-    except OSError as error:
-        raise OutputError(f"cannot write beside {path}: {error.strerror or error}", "choose another path") from error
-    with lock:
+    with _lock_beside(path, "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def calibrating(path: Path) -> Iterator[None]:
+    """While this lasts no other calibration counts into the table at `path`: both might count the same prompts.
+
+    Raises:
+        StoreLocked: another one does.
+        OutputError: the lock file beside it cannot be made.
+    """
+    with _lock_beside(path, "calibrating") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreLocked(
+                f"another calibration is counting into {path}",
+                "wait for it, or count into another table and merge them",
+            ) from error
+        yield
+
+
+def _lock_beside(path: Path, kind: str) -> BinaryIO:
+    try:
+        return path.with_name(f".{path.name}.{kind}").open("wb")
+    except OSError as error:
+        raise OutputError(f"cannot write beside {path}: {error.strerror or error}", "choose another path") from error
 
 
 def add_to_table(

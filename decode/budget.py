@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specds.decode.contracts import Step
 from specds.decode.cost import CostCurve
-from specds.decode.draft import Draft, along_paths
+from specds.decode.draft import Draft
+from specds.jit import compiled
 
 _MEMORY = 0.98
 _PRIOR = 0.5
@@ -66,36 +67,75 @@ class Auto:
 
         Before much is known of a depth, it is that of the depth above; of the first, 1.
         """
-        factors = np.empty(_DEPTHS)
-        above = 1.0
-        for depth, (accepted, promised) in enumerate(zip(self._accepted, self._promised, strict=True)):
-            above = factors[depth] = (accepted + _PRIOR * above) / (promised + _PRIOR)
+        factors: NDArray[np.float64] = _factors(self._accepted, self._promised)
         return factors
 
     def fit(self, draft: Draft, context: int) -> Draft:
         """See `Budget.fit`."""
         if not len(draft):
             return draft
-        depths = np.minimum(draft.depths(), _DEPTHS) - 1
-        chance = along_paths(draft.parents, np.minimum(draft.score * self.worth()[depths], _LIKELIEST))
-        # A child is never likelier than its parent and never before it, so a stable order keeps trees whole.
-        order = np.argsort(-chance, kind="stable")[: self.most]
         if self._context < 0 or abs(context - self._context) > _CONTEXT_STEP:
             self._context, self._cost = context, self._curve.at(context)
-        gain = 1.0 + np.concatenate([[0.0], np.cumsum(chance[order])])
-        nodes = int(np.argmax(gain / self._cost[1 : len(gain) + 1]))
-        return draft.keep(np.sort(order[:nodes]))
+        kept: NDArray[np.int64] = _paying(
+            draft.parents, draft.score, self._accepted, self._promised, self._cost, self.most
+        )
+        return draft.keep(kept)
 
     def observe(self, step: Step) -> None:
         """See `Budget.observe`."""
         self._accepted *= _MEMORY
         self._promised *= _MEMORY
         draft = step.draft
-        if not len(draft):
-            return
-        taken = np.zeros(len(draft) + 1, np.bool_)
-        taken[[-1, *step.path]] = True  # the last entry stands for the root, parent -1
-        judged = taken[draft.parents]
-        depths = np.minimum(draft.depths(), _DEPTHS) - 1
-        np.add.at(self._promised, depths[judged], draft.score[judged])
-        np.add.at(self._accepted, depths[judged], taken[:-1][judged])
+        if len(draft):
+            path = np.array(step.path, np.int64)
+            _learn(draft.parents, draft.score, path, self._accepted, self._promised)
+
+
+@compiled
+def _factors(accepted: Any, promised: Any) -> Any:
+    factors = np.empty(len(accepted))
+    above = 1.0
+    for depth in range(len(accepted)):
+        above = (accepted[depth] + _PRIOR * above) / (promised[depth] + _PRIOR)
+        factors[depth] = above
+    return factors
+
+
+@compiled
+def _paying(parents: Any, score: Any, accepted: Any, promised: Any, cost: Any, most: int) -> Any:
+    """The nodes, ascending, with which a step gives most tokens for its cost."""
+    count = len(parents)
+    factors = _factors(accepted, promised)
+    depth, chance = np.empty(count, np.int64), np.empty(count)
+    for node in range(count):
+        parent = parents[node]
+        depth[node] = 0 if parent < 0 else depth[parent] + 1
+        own = min(score[node] * factors[min(depth[node], len(factors) - 1)], _LIKELIEST)
+        chance[node] = own if parent < 0 else own * chance[parent]
+    # A child is never likelier than its parent and never before it, so a stable order keeps trees whole.
+    order = np.argsort(-chance, kind="mergesort")[:most]
+    nodes, gain = 0, 1.0
+    best = gain / cost[1]
+    for rank in range(len(order)):
+        gain += chance[order[rank]]
+        if gain / cost[rank + 2] > best:
+            nodes, best = rank + 1, gain / cost[rank + 2]
+    return np.sort(order[:nodes])
+
+
+@compiled
+def _learn(parents: Any, score: Any, path: Any, accepted: Any, promised: Any) -> None:
+    """Count the nodes whose parent was accepted: what their scores promised, and which were accepted themselves."""
+    count = len(parents)
+    taken = np.zeros(count + 1, np.bool_)
+    taken[count] = True  # the root, parent -1
+    for node in path:
+        taken[node] = True
+    depth = np.empty(count, np.int64)
+    for node in range(count):
+        parent = parents[node]
+        depth[node] = 0 if parent < 0 else depth[parent] + 1
+        if taken[count if parent < 0 else parent]:
+            place = min(depth[node], len(promised) - 1)
+            promised[place] += score[node]
+            accepted[place] += taken[node]

@@ -211,6 +211,18 @@ class Target(Protocol):
     def commit(self, path: Sequence[int]) -> None:
         """Keep the last token's cache entry and those of the accepted path; forget the rest of the draft."""
 
+    def sketch(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+        """Logits, float[vocabulary], of a pass that leaves layers out: what the model itself would draft.
+
+        It looks at the cache of the committed text, and of the sketched tokens before it; what it puts behind them is
+        overwritten by the next pass.
+
+        Args:
+            token: the one to be forwarded: the last committed one, then one sketched after the other.
+            ahead: how many were sketched since the last commit.
+            skip: layers left out, 0 the first. The first and the last are never.
+        """
+
     def kept(self) -> Kept:
         """What the taps keep of all that was prefilled and committed."""
 

@@ -150,10 +150,14 @@ def along_paths(parents: NDArray[np.int32], chance: NDArray[np.float64]) -> NDAr
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two texts begin with together."""
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return min(len(one), len(other))
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if list(one[low:middle]) == list(other[low:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def empty() -> Draft:

@@ -14,6 +14,16 @@ from specds.decode import cost
 from specds.decode.budget import Auto, Budget, Fixed
 from specds.decode.contracts import Drafter, Signal, Step, Taps, Target, Verifier
 from specds.decode.counters import Counters
+from specds.decode.draft_model import (
+    SKIP_HALF,
+    DraftModel,
+    Separate,
+    Skipping,
+    Speaker,
+    check_draft_model,
+    drafting_noise,
+    parse_skip,
+)
 from specds.decode.drafters import DRAFTERS
 from specds.decode.loop import decode
 from specds.decode.registry import load, parse_options
@@ -77,6 +87,8 @@ class Engine:
             that `specds profile` left, or by one measured now in a second or two.
         runtime: a name in the targets' registry, or `auto`: the fastest that can run the model.
         verifier_options: that verifier's options, as text.
+        draft_model: what drafter `model` drafts with: a model of the target's tokenizer, `skip:…` for the target
+            without some layers, or None for the target without every second one.
 
     One request at a time: the key-value cache is the engine's. Beginning another ends the one before.
 
@@ -95,12 +107,14 @@ class Engine:
     budget: int | None = None
     runtime: str = "auto"
     verifier_options: Mapping[str, str] = field(default_factory=dict)
+    draft_model: LanguageModel | str | None = None
     _class: Any = field(init=False, repr=False)
     _options: Any = field(init=False, repr=False)
     _indexes: list[Any] = field(init=False, repr=False)
     _verifier: Verifier = field(init=False, repr=False)
     _budget: Budget = field(init=False, repr=False)
     _target: Target = field(init=False, repr=False)
+    _drafting: DraftModel | None = field(init=False, repr=False, default=None)
     _request: object = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -117,8 +131,22 @@ class Engine:
         self._verifier = make_verifier(self.verifier, self.sampling, self.verifier_options, self.pair)
         runtime = choose_runtime(self.model, self.runtime)
         self._target = make_target(self.model, runtime, self._taps())
+        if getattr(self._class, "takes_model", False):
+            self._drafting = self._make_draft_model(runtime)
+            self._indexes = [self._drafting]
 
         self._budget = self._make_budget(runtime)
+
+    def _make_draft_model(self, runtime: str) -> DraftModel:
+        speaker: Speaker
+        if isinstance(self.draft_model, LanguageModel):
+            check_draft_model(self.draft_model, self.model)
+            speaker = Separate(make_target(self.draft_model, self.runtime))
+        else:
+            skip = parse_skip(self.draft_model or SKIP_HALF, int(self.model.config.num_hidden_layers))
+            speaker = Skipping(self._target, skip)
+        independent = getattr(self._verifier, "independent", False)
+        return DraftModel(speaker, self.sampling, independent, Noise.of(self.sampling.seed, ()))
 
     def _taps(self) -> Taps:
         drafter = self.make_drafter()
@@ -142,10 +170,18 @@ class Engine:
         tokenizer = self.model.tokenizer
         return Pair(
             Identity(self.model.name, self.model.fingerprint),
-            Identity(self.drafter, f"drafter {self.drafter}"),
+            self._draft_identity(),
             Identity(tokenizer.name, tokenizer.fingerprint),
             int(self.model.config.vocab_size),
         )
+
+    def _draft_identity(self) -> Identity:
+        if isinstance(self.draft_model, LanguageModel):
+            return Identity(self.draft_model.name, self.draft_model.fingerprint)
+        name = self.drafter
+        if getattr(self._class, "takes_model", False):
+            name = self.draft_model or SKIP_HALF
+        return Identity(name, f"drafter {name}")
 
     @property
     def memory(self) -> Memory | None:
@@ -173,12 +209,16 @@ class Engine:
         """
         self._check_prompt(tokens)
         self._verifier.start(Noise.of(self.sampling.seed, tokens, sample))
+        longest = min(max_new_tokens, self.model.context_length - len(tokens))
+        if self._drafting is not None:
+            self._drafting.noise = drafting_noise(self.sampling.seed, tokens, sample, self._drafting.independent)
+            self._drafting.end = len(tokens) + longest
         steps = decode(
             self._target,
             self.make_drafter(),
             self._verifier,
             tokens,
-            max_new_tokens=min(max_new_tokens, self.model.context_length - len(tokens)),
+            max_new_tokens=longest,
             budget=self._budget,
             stop_tokens=self.model.stop_tokens,
         )

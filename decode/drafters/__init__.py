@@ -11,6 +11,7 @@ DRAFTERS = {
     "logitspec": "specds.decode.drafters.logitspec:LogitSpec",
     "sam": "specds.decode.drafters.sam:Sam",
     "respec": "specds.decode.drafters.respec:ReSpec",
+    "model": "specds.decode.drafters.model:ModelDrafter",
     "rest": "specds.decode.drafters.rest:Rest",
     "dresd": "specds.decode.drafters.dresd:Dresd",
 }

@@ -17,8 +17,9 @@ class Fallback:
         from specds.decode.drafters import DRAFTERS
 
         found = load(DRAFTERS, name, "fallback drafter")
-        if name == owner or found.store_required:
-            reason = "that is itself" if name == owner else "that needs a datastore of its own"
+        needs = "datastore" if found.store_required else "draft model" if getattr(found, "takes_model", False) else ""
+        if name == owner or needs:
+            reason = "that is itself" if name == owner else f"that needs a {needs} of its own"
             raise UsageError(f"drafter {owner} cannot fall back on {name}: {reason}", "take recycling, pld or none")
         self._inner: Drafter = found(found.Options(), [])
         self.needs: frozenset[Signal] = self._inner.needs

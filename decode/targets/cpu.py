@@ -13,7 +13,7 @@ from specds.decode.contracts import Forward, Kept, Taps
 from specds.decode.draft import Draft
 from specds.decode.targets import kernels as k
 from specds.decode.targets.held import Held
-from specds.decode.targets.llama import packed, rotary_table, unsupported
+from specds.decode.targets.llama import PackedModel, packed, rotary_table, unsupported
 from specds.decode.targets.microkernel import LANES, ROWS
 from specds.decode.targets.team import Team
 from specds.errors import UnsupportedModel
@@ -50,8 +50,7 @@ class CpuTarget:
         self._logits = np.zeros(self._line, np.float32)
         self._team = Team(threads or torch.get_num_threads())
         self._door = np.zeros(8, np.int64)
-        windows = self._packed.table[:, k.WINDOW : k.WINDOW + 1]
-        self._windows = windows if windows.any() else None
+        self._sketches: dict[frozenset[int], PackedModel] = {}
         self._held = Held(self._taps, int(self._config.hidden_size), self._vocabulary)
         self._room = 0
         self._keys = self._values = np.empty(0, np.float32)
@@ -89,6 +88,14 @@ class CpuTarget:
         layers, kv_heads = int(shape[k.LAYERS]), int(shape[k.KV_HEADS])
         k.compact(layers, kv_heads, self._packed.head, self._keys, self._values, self._room, start, rows)
 
+    def sketch(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+        """See `Target.sketch`."""
+        if skip not in self._sketches:
+            self._sketches[skip] = self._packed.without(skip)
+        alone = np.zeros((1, 1), np.int32), np.zeros(1, np.int64)
+        start = len(self._held) + ahead
+        return self._run(np.array([token]), *alone, start, 1, self._sketches[skip])[0].logits[0]
+
     def kept(self) -> Kept:
         """What the taps keep of all that was prefilled and committed."""
         return self._held.kept
@@ -114,15 +121,17 @@ class CpuTarget:
         depths: NDArray[np.int64],
         start: int,
         asked: int,
+        sketch: PackedModel | None = None,
     ) -> tuple[Forward, NDArray[np.float32] | None]:
-        model, rows = self._packed, len(tokens)
+        model, rows = sketch or self._packed, len(tokens)
+        tap = 0 if sketch else self._taps.layer
         self._reserve(start + rows)
         self._make_space(rows)
         positions = start + depths
         cosine, sine = self._cosine[positions].reshape(-1), self._sine[positions].reshape(-1)
-        lows = self._lows(positions)
+        lows = _lows(model.table[:, k.WINDOW], positions)
         states = np.empty((asked, model.shape[k.HIDDEN]), np.float32)
-        tapped = np.empty((rows if self._taps.layer else 0, model.shape[k.HIDDEN]), np.float32)
+        tapped = np.empty((rows if tap else 0, model.shape[k.HIDDEN]), np.float32)
         # Rows of logits end on a whole panel; what is behind the vocabulary is never shown.
         if len(self._logits) < asked * self._line:
             self._logits = np.zeros(asked * self._line, np.float32)
@@ -165,7 +174,7 @@ class CpuTarget:
                 self._own,
                 self._scores,
                 states,
-                self._taps.layer,
+                tap,
                 tapped,
                 logits,
             )
@@ -174,13 +183,7 @@ class CpuTarget:
         _compiled.set()
         shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
         result = Forward(shown, torch.from_numpy(states) if self._taps.hidden else None)
-        return result, tapped if self._taps.layer else None
-
-    def _lows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[layers, n]: the first position that each row sees in each layer."""
-        if self._windows is None:
-            return np.zeros((len(self._packed.table), len(positions)), np.int64)
-        return np.where(self._windows > 0, np.maximum(positions[None] - self._windows + 1, 0), 0)
+        return result, tapped if tap else None
 
     def _reserve(self, length: int) -> None:
         """Room for so many positions in the cache; it grows by half, and keeps what it holds."""
@@ -218,6 +221,14 @@ class CpuTarget:
         self._mixed = np.zeros(rows * max(heads, inner, stream), np.float32)
         self._own = np.zeros((self._team.size, rows * (stream + 1) + ROWS * LANES), np.float32)
         self._rows = rows  # last, as above
+
+
+def _lows(windows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[layers, n]: the first position that each row sees in each layer, by the layers' windows, 0 for none."""
+    if not windows.any():
+        return np.zeros((len(windows), len(positions)), np.int64)
+    wide = windows[:, None]
+    return np.where(wide > 0, np.maximum(positions[None] - wide + 1, 0), 0)
 
 
 def _lineage(draft: Draft) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

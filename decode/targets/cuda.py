@@ -44,7 +44,7 @@ class CudaTarget:
         self._device = model.device
         self._vocabulary = int(model.config.vocab_size)
         self._context_length = model.context_length
-        self._graphs: dict[tuple[int, int], _Captured] | None = None
+        self._graphs: dict[tuple[int, int, frozenset[int]], _Captured] | None = None
         if graphs if graphs is not None else self._device.type == "cuda":
             self._graphs = {}
         # Results are valid until the next pass, so that all graphs can share one pool.
@@ -94,6 +94,14 @@ class CudaTarget:
             for cache in (self._keys, self._values):
                 cache[:, :, start : start + len(rows)] = cache[:, :, source]
 
+    def sketch(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+        """See `Target.sketch`."""
+        start = len(self._held) + ahead
+        self._reserve(start + 1)
+        span = min(self._room, -(-(start + 1) // _SPAN) * _SPAN)
+        alone = np.zeros(1, np.int64), np.ones((1, 1), np.bool_)
+        return self._run([token], *alone, start, 1, span, asked=1, skip=skip)[0].logits[0]
+
     def kept(self) -> Kept:
         """What the taps keep of all that was prefilled and committed."""
         return self._held.kept
@@ -111,15 +119,18 @@ class CudaTarget:
         rows: int,
         span: int,
         asked: int,
+        skip: frozenset[int] = frozenset(),
     ) -> tuple[Forward, NDArray[np.float32] | None]:
         inputs = self._inputs(tokens, depths, seen, start, rows, span)
         caches = self._rotary, self._keys, self._values
+        layers = _Layers(0 if skip else self._taps.layer, skip)
         if self._graphs is None or asked != rows or rows not in _BUCKETS or span % _SPAN:
-            logits, states, tapped = self._net.run(inputs, *caches, asked, self._taps.layer)
+            logits, states, tapped = self._net.run(inputs, *caches, asked, layers)
         else:
-            if (rows, span) not in self._graphs:
-                self._graphs[rows, span] = _Captured(self._net, inputs, *caches, self._taps.layer, self._pool)
-            logits, states, tapped = self._graphs[rows, span].replay(inputs)
+            key = (rows, span, skip)
+            if key not in self._graphs:
+                self._graphs[key] = _Captured(self._net, inputs, *caches, layers, self._pool)
+            logits, states, tapped = self._graphs[key].replay(inputs)
         used = len(tokens)
         logits, states = logits[: min(asked, used)], states[: min(asked, used)]
         result = Forward(logits, states if self._taps.hidden else None)
@@ -168,6 +179,13 @@ class CudaTarget:
         self._rotary = self._net.rotary(room)
         if self._graphs is not None:
             self._graphs = {}
+
+
+class _Layers(NamedTuple):
+    """Which layer is tapped, 1 the first, 0: none; and which are left out, 0 the first."""
+
+    tap: int
+    skip: frozenset[int]
 
 
 class _Block(NamedTuple):
@@ -239,11 +257,11 @@ class _Network:
         keys: torch.Tensor,
         values: torch.Tensor,
         asked: int,
-        tap: int,
+        layers: _Layers,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Logits [asked, vocabulary] and final states [asked, hidden] of the last rows; writes the caches.
 
-        Third, the residual stream [rows, hidden] behind the layer `tap`, 1 the first; 0: None.
+        Third, the residual stream [rows, hidden] behind the tapped layer.
         """
         tapped: torch.Tensor | None = None
         rows, span = inputs["masks"].shape[1:]
@@ -254,6 +272,8 @@ class _Network:
         hidden_from = [~mask.repeat_interleave(shared, 0)[None] for mask in inputs["masks"]]
         x = functional.embedding(inputs["ids"], self._embedding)
         for layer, block in enumerate(self._blocks):
+            if layer in layers.skip:
+                continue
             projected = functional.linear(self._normed(x, block.norm_in), block.qkv, block.qkv_bias)
             query, key, value = torch.split(projected, sizes, -1)
             query, key = query.view(rows, self.heads, self.head), key.view(rows, self.kv_heads, self.head)
@@ -277,7 +297,7 @@ class _Network:
                 2, -1
             )
             x = x + functional.linear(functional.silu(gate) * up, block.down, block.down_bias)
-            if layer + 1 == tap:
+            if layer + 1 == layers.tap:
                 tapped = x
         states = self._normed(x[-asked:], self._norm)
         return functional.linear(states, self._lm_head), states, tapped
@@ -304,13 +324,13 @@ class _Captured:
         rotary: tuple[torch.Tensor, torch.Tensor],
         keys: torch.Tensor,
         values: torch.Tensor,
-        tap: int,
+        layers: _Layers,
         pool: Any,
     ) -> None:
         self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
         self._device = network.device
         rows = len(inputs["ids"])
-        arguments = (self._inputs, rotary, keys, values, rows, tap)
+        arguments = (self._inputs, rotary, keys, values, rows, layers)
         with torch.cuda.device(self._device):
             # Once or twice outside the graph: libraries allocate and choose kernels at their first calls.
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]

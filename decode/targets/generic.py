@@ -95,6 +95,18 @@ class HuggingFaceTarget:
         start = len(self._held)
         self._cache.keep(start, self._held.commit(path))
 
+    def sketch(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+        """See `Target.sketch`. Layers keep the numbers that their cache entries go by."""
+        start = len(self._held) + ahead
+        self._cache.keep(start, [])
+        whole = self._decoder.layers
+        positions = torch.full((1,), start, device=self._device)
+        try:
+            self._decoder.layers = torch.nn.ModuleList(one for layer, one in enumerate(whole) if layer not in skip)
+            return self._run([token], positions, mask=None, rows=1)[0].logits[0]
+        finally:
+            self._decoder.layers = whole
+
     def kept(self) -> Kept:
         """What the taps keep of all that was prefilled and committed."""
         return self._held.kept

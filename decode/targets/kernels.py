@@ -26,8 +26,8 @@ from specds.decode.targets.microkernel import (
 from specds.jit import compiled
 
 # Columns of the table of one layer's places in the flat weights; -1: the model has no such part.
-QKV, OUT, GATE_UP, DOWN, QKV_BIAS, OUT_BIAS, NORM_IN, NORM_MLP, NORM_Q, NORM_K, WINDOW = range(11)
-FIELDS = 11
+QKV, OUT, GATE_UP, DOWN, QKV_BIAS, OUT_BIAS, NORM_IN, NORM_MLP, NORM_Q, NORM_K, WINDOW, CACHE = range(12)
+FIELDS = 12
 
 # Entries of the model's shape.
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY, FINAL_NORM, HEAD_MATRIX, EMBEDDING = range(10)
@@ -323,7 +323,7 @@ def forward(
 
         # Rotate, and put keys and values into the cache: thread by (row, head).
         first, last = share(rows * kv_heads, thread, threads)
-        cache = layer * kv_heads
+        cache = at[CACHE] * kv_heads
         for task in range(first, last):
             row, group = task // kv_heads, task % kv_heads
             position = start + row

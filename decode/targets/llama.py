@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -75,6 +76,13 @@ class PackedModel:
         """Numbers in a head."""
         return int(self.shape[k.HEAD])
 
+    def without(self, skip: Collection[int]) -> PackedModel:
+        """The same model with some layers left out, 0 the first; the others keep their places in the cache."""
+        kept = [layer for layer in range(len(self.table)) if layer not in skip]
+        shape = self.shape.copy()
+        shape[k.LAYERS] = len(kept)
+        return dataclasses.replace(self, shape=shape, table=self.table[kept])
+
 
 _packed: WeakKeyDictionary[LanguageModel, PackedModel] = WeakKeyDictionary()
 
@@ -118,6 +126,7 @@ def _pack(model: LanguageModel) -> PackedModel:
         row[k.NORM_Q] = plan.vector([f"{at}self_attn.q_norm.weight"], [head])
         row[k.NORM_K] = plan.vector([f"{at}self_attn.k_norm.weight"], [head])
         row[k.WINDOW] = window[layer]
+        row[k.CACHE] = layer
     shape = np.zeros(k.SHAPE, np.int64)
     shape[[k.HIDDEN, k.LAYERS, k.HEADS, k.KV_HEADS, k.HEAD, k.INNER, k.VOCABULARY]] = (
         *(hidden, layers, heads, kv_heads, head, inner, vocabulary),

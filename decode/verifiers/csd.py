@@ -70,6 +70,7 @@ class Csd:
         update: bool = option(True, "count the divergences of this run too (Algorithm 1, line 18)")
         any_draft: bool = option(False, "take a table of another drafter or draft model of the same target")
 
+    independent: ClassVar[bool] = True
     lossless: ClassVar[bool] = False
     summary: ClassVar[str] = "rejected tokens pass that recur (a correction table) and that the target finds plausible"
 

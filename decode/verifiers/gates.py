@@ -32,6 +32,7 @@ class Lossy:
             0.6, "τ: least ratio of the drafted token's probability to the target's (§5.1: 0.6)", least=0
         )
 
+    independent: ClassVar[bool] = True
     lossless: ClassVar[bool] = False
     summary: ClassVar[str] = "rejected tokens pass that the target finds nearly as likely as its own"
 
@@ -67,6 +68,7 @@ class Recurring:
         update: bool = option(True, "count the divergences of this run too")
         any_draft: bool = option(False, "take a table of another drafter or draft model of the same target")
 
+    independent: ClassVar[bool] = True
     lossless: ClassVar[bool] = False
     summary: ClassVar[str] = "rejected tokens pass that recur, by a correction table, whatever the target thinks"
 

@@ -32,6 +32,7 @@ class Rejection:
     class Options:
         """None."""
 
+    independent: ClassVar[bool] = True
     lossless: ClassVar[bool] = True
     summary: ClassVar[str] = "speculative sampling: the target's distribution, though not the text of plain sampling"
 

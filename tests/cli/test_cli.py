@@ -25,6 +25,9 @@ COMMANDS = (
     "ingest",
     "build-suffix",
     "build-dense",
+    "calibrate-csd",
+    "choose-skip",
+    "table",
     "decode",
     "drafters",
     "profile",
@@ -462,3 +465,98 @@ def test_debug_shows_where(run_cli: Run, tmp_path: Path) -> None:
     assert result.code == 1
     assert "Traceback" in result.err
     assert result.err.splitlines()[-1].startswith("error: ")
+
+
+def test_csd_from_calibration_to_a_table_that_learns(
+    run_cli: Run, prompts: Path, tiny_options: list[object], tmp_path: Path
+) -> None:
+    table = tmp_path / "t.parquet"
+    result = run_cli("calibrate-csd", "-p", prompts, "--out", table, "-d", "pld", "--temperature", 1.5, *tiny_options)
+    assert result.code == 0, result.err
+    assert "5 prompts" in result.err
+    assert result.out == ""
+    again = run_cli("calibrate-csd", "-p", prompts, "--out", table, "-d", "pld", "--temperature", 1.5, *tiny_options)
+    assert "0 prompts, 0 tokens counted; 5 were known" in again.err
+    shown = run_cli("table", "inspect", table, "--json", "--model", tiny_options[1])
+    before = json.loads(shown.out)
+    assert before["divergences"] > 0
+    assert before["prompts"] == 5
+    assert set(before["top"][0]) == {"draft_token", "target_token", "count", "draft_text", "target_text"}
+    assert run_cli("table", "inspect", table, "--top", 3).out.count("w") >= 1
+    lenient = ["--verifier", "csd", "--table", table, "--verifier-set", "frequency=0", "--verifier-set", "tau=0"]
+    command = ["decode", "-p", prompts, "-d", "pld", "--budget", 6, *lenient, *tiny_options]
+    trace = tmp_path / "trace.parquet"
+    decoded = run_cli(*command, "--update-table", "--trace", trace)
+    assert decoded.code == 0, decoded.err
+    records = [json.loads(line) for line in decoded.out.splitlines()]
+    assert not any(record["lossless"] for record in records)
+    assert sum(record["counters"]["rescued"] for record in records) > 0
+    assert "(lossy)" in decoded.err
+    assert "were let pass" in decoded.err
+    rows = pq.read_table(trace).to_pylist()
+    passed = [(node, row) for row in rows for node in row["rescue_nodes"]]
+    assert passed
+    assert all(node in row["path"] and row["draft_sources"][node] == "pld" for node, row in passed)
+    after = json.loads(run_cli("table", "inspect", table, "--json").out)
+    assert after["divergences"] > before["divergences"]
+    assert after["prompts"] == 10
+    # Without --update-table nothing is learned.
+    assert run_cli(*command).code == 0
+    assert json.loads(run_cli("table", "inspect", table, "--json").out)["divergences"] == after["divergences"]
+
+
+def test_tables_are_added_cut_and_compared(
+    run_cli: Run, prompts: Path, tiny_options: list[object], tmp_path: Path
+) -> None:
+    one, other, total, small = (tmp_path / f"{name}.parquet" for name in ("one", "other", "total", "small"))
+    for path, seed in ((one, 1), (other, 2)):
+        options = ["-d", "pld", "--temperature", 1.5, "--seed", seed, *tiny_options]
+        assert run_cli("calibrate-csd", "-p", prompts, "-o", path, *options).code == 0
+    assert run_cli("table", "merge", one, other, "-o", total).code == 0
+    counts = {path: json.loads(run_cli("table", "inspect", path, "--json").out) for path in (one, other, total)}
+    assert counts[total]["divergences"] == counts[one]["divergences"] + counts[other]["divergences"]
+    assert run_cli("table", "prune", total, "--top", 3, "-o", small).code == 0
+    assert json.loads(run_cli("table", "inspect", small, "--json").out)["pairs"] == 3
+    shown = run_cli("table", "diff", one, other)
+    assert shown.code == 0
+    assert "counted differently" in shown.out
+    twice = run_cli("table", "merge", one, total, "-o", small)
+    assert twice.code == 2
+    assert "count twice" in twice.err
+    foreign = run_cli("calibrate-csd", "-p", prompts, "-o", one, "-d", "recycling", *tiny_options)
+    assert foreign.code == 1
+    assert "of the draft pld" in foreign.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--update-table"], 2, "without --table"),
+        (["--table", "none.parquet", "--verifier", "csd"], 1, "no correction table none.parquet"),
+        (["--table", "none.parquet"], 2, "verifier auto has no option 'table'"),
+        (["--verifier", "csd", "--verifier-set", "lambda=3"], 2, "has no option 'lambda'"),
+        (["--draft-model", "skip:0"], 2, "can be left out"),
+        (["--draft-model", "skip:1", "-d", "pld"], 2, "--draft-model is given, and --drafter pld"),
+    ],
+)
+def test_options_of_lossy_decoding_that_do_not_fit_are_refused(
+    run_cli: Run, prompts: Path, tiny_options: list[object], arguments: list[str], code: int, message: str
+) -> None:
+    result = run_cli("decode", "-p", prompts, *arguments, *tiny_options)
+    assert (result.code, result.out) == (code, "")
+    assert message in result.err
+
+
+def test_a_model_drafts_for_itself_as_choose_skip_says(
+    run_cli: Run, prompts: Path, tiny_directory: Path, tiny_options: list[object]
+) -> None:
+    chosen = run_cli("choose-skip", "-p", prompts, "--tokens", 4, "--limit", 2, *tiny_options[:4])
+    assert chosen.code == 0, chosen.err
+    assert chosen.out.strip() == "skip:1"
+    assert "expected speed" in chosen.err
+    plain = run_cli("decode", "-p", prompts, "-d", "none", *tiny_options)
+    drafted = run_cli("decode", "-p", prompts, "--draft-model", chosen.out.strip(), "--budget", 4, *tiny_options)
+    other = run_cli("decode", "-p", prompts, "--draft-model", tiny_directory, "--budget", 4, *tiny_options)
+    texts = [[json.loads(line)["tokens"] for line in one.out.splitlines()] for one in (plain, drafted, other)]
+    assert texts[0] == texts[1] == texts[2]
+    assert sum(json.loads(line)["counters"]["accepted"] for line in other.out.splitlines()) > 0

@@ -20,8 +20,9 @@ from specds.decode.draft import Draft, chain
 from specds.decode.engine import Engine
 from specds.decode.loop import decode
 from specds.decode.targets import make_target
-from specds.decode.verifiers.greedy import Greedy
+from specds.decode.verifiers import make_verifier
 from specds.model import LanguageModel
+from specds.sampling import Sampling
 
 from ..conftest import VOCABULARY, make_model
 from .drafts import Oracle, Wrong, drafts
@@ -112,7 +113,9 @@ def test_drafts_that_are_always_right_are_taken_whole() -> None:
 
 def run(model: LanguageModel, drafter: object, budget: Auto, length: int) -> object:
     target = make_target(model)
-    return decode(target, drafter, Greedy(), [9, 30, 12], max_new_tokens=length, budget=budget)  # type: ignore[arg-type]
+    return decode(
+        target, drafter, make_verifier("greedy", Sampling()), [9, 30, 12], max_new_tokens=length, budget=budget
+    )  # type: ignore[arg-type]
 
 
 def test_a_fixed_budget_is_the_likeliest_nodes() -> None:

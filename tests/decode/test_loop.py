@@ -16,9 +16,10 @@ from specds.decode.loop import decode
 from specds.decode.registry import load
 from specds.decode.targets import TARGETS
 from specds.decode.targets.generic import HuggingFaceTarget
-from specds.decode.verifiers.greedy import Greedy
+from specds.decode.verifiers import make_verifier
 from specds.errors import UsageError
 from specds.model import LanguageModel
+from specds.sampling import Sampling
 
 from ..conftest import STOP, VOCABULARY, fill, make_model
 from .drafts import Mixed, Oracle, Scripted, Wrong
@@ -53,7 +54,7 @@ def run(model: LanguageModel, drafter: object, prompt: list[int], length: int, b
     steps = decode(
         HuggingFaceTarget(model),
         drafter,  # type: ignore[arg-type]
-        Greedy(),
+        make_verifier("greedy", Sampling()),
         prompt,
         max_new_tokens=length,
         budget=Fixed(budget),
@@ -211,7 +212,9 @@ def test_every_step_is_one_forward_pass_and_tokens_add_up(kind: type[Scripted]) 
     expected = generate(model, PROMPT, 30)
     target = CountingTarget(model)
     drafter = kind(expected, VOCABULARY)
-    steps = list(decode(target, drafter, Greedy(), PROMPT, max_new_tokens=30, budget=Fixed(12)))  # type: ignore[arg-type]
+    steps = list(
+        decode(target, drafter, make_verifier("greedy", Sampling()), PROMPT, max_new_tokens=30, budget=Fixed(12))
+    )  # type: ignore[arg-type]
     assert target.passes == len(steps)
     assert [step.index for step in steps] == list(range(len(steps)))
     assert [step.position for step in steps] == [

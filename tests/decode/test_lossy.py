@@ -7,13 +7,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
+from specds.datastore.corrections import key_of
 from specds.decode.contracts import Verdict
 from specds.decode.draft import Draft, Origin, Source
 from specds.decode.engine import Engine
 from specds.decode.verifiers import make_verifier
+from specds.decode.verifiers.csd import Csd
 from specds.errors import UsageError
-from specds.sampling import Sampling
+from specds.sampling import Noise, Sampling
 
 from ..conftest import make_model
 from .drafts import drafts
@@ -123,3 +126,151 @@ def test_a_fallback_that_guesses_is_verified_strictly() -> None:
     assert text("recycling") == plain
     assert text("respec", entropy="0") == plain  # never triggered: all of it is the fallback's
     assert text("pld") != plain
+
+
+def csd(
+    draft: Draft, logits: torch.Tensor, memory: dict[int, int], sampling: Sampling, **options: object
+) -> tuple[Verdict, Csd]:
+    settings = {name: str(value) for name, value in options.items()}
+    verifier = make_verifier("csd", sampling, settings)
+    assert isinstance(verifier, Csd)
+    verifier.memory.counts.update(memory)
+    return verifier.verify(draft, logits, 0), verifier
+
+
+def any_memory(draft: Draft, seed: int) -> dict[int, int]:
+    random = np.random.default_rng(seed)
+    return {key_of(d, t): int(random.integers(0, 12)) for d in range(VOCABULARY) for t in range(VOCABULARY)}
+
+
+@given(judged(), st.integers(0, 1 << 20), st.integers(0, 8), st.sampled_from([0.01, 0.3, 0.9]))
+def test_what_csd_rescues_is_what_algorithm_1_rescues(
+    case: tuple[Draft, torch.Tensor], seed: int, frequency: int, tau: float
+) -> None:
+    draft, logits = case
+    memory = any_memory(draft, seed)
+    verdict, verifier = csd(draft, logits, memory, Sampling(), frequency=frequency, tau=tau)
+    strict = greedy(draft, logits)
+    assert verdict.path[: len(strict.path)] == strict.path
+    rescued = {rescue.node: rescue for rescue in verdict.rescues}
+    seen: dict[int, int] = dict(memory)
+    node = -1
+    for chosen in [*verdict.path, None]:
+        row = logits[node + 1].numpy()
+        picked = int(row.argmax())
+        children = [child for child in range(len(draft)) if draft.parents[child] == node]
+        if chosen is not None and int(draft.tokens[chosen]) == picked:
+            assert chosen not in rescued
+            node = chosen
+            continue
+        # The target's token was not drafted: the children that pass both tests, by counts from before this moment.
+        passing = [
+            child
+            for child in children
+            if seen[key_of(int(draft.tokens[child]), picked)] >= frequency
+            and row[draft.tokens[child]] - row[picked] >= np.log(tau)
+        ]
+        best = max(passing, key=lambda child: (draft.score[child], -child), default=None)
+        assert chosen == best
+        if chosen is not None:
+            rescue = rescued[chosen]
+            assert (rescue.picked, rescue.count) == (picked, seen[key_of(int(draft.tokens[chosen]), picked)])
+            assert rescue.log_ratio == pytest.approx(float(row[draft.tokens[chosen]] - row[picked]))
+        for child in children:
+            seen[key_of(int(draft.tokens[child]), picked)] += 1
+        if chosen is None:
+            assert verdict.next_token == picked
+            break
+        node = chosen
+    assert verifier.memory.counts == seen
+
+
+@given(judged(), st.integers(0, 1 << 20), st.sampled_from([0.0, 0.7]))
+def test_csd_without_counts_or_beyond_the_gate_is_strict(
+    case: tuple[Draft, torch.Tensor], seed: int, temperature: float
+) -> None:
+    draft, logits = case
+    sampling = Sampling(temperature, seed=seed)
+    strict = make_verifier("rejection", sampling).verify(draft, logits, 0)
+    assert csd(draft, logits, {}, sampling, update=False)[0] == strict
+    assert csd(draft, logits, any_memory(draft, seed), sampling, tau=1.5)[0] == strict
+    if temperature == 0:
+        assert strict == greedy(draft, logits)
+
+
+@given(judged(), st.integers(0, 1 << 20))
+def test_the_rules_that_csd_is_made_of_are_its_extremes(case: tuple[Draft, torch.Tensor], seed: int) -> None:
+    draft, logits = case
+    memory = any_memory(draft, seed)
+    lossy = make_verifier("lossy", Sampling(), {"tau": "0.3"}).verify(draft, logits, 0)
+    gate_alone = csd(draft, logits, {}, Sampling(), tau=0.3, frequency=0)[0]
+    assert (lossy.path, lossy.next_token) == (gate_alone.path, gate_alone.next_token)
+    ocm = make_verifier("ocm", Sampling(), {"frequency": "3"})
+    ocm.memory.counts.update(memory)  # type: ignore[attr-defined]
+    assert ocm.verify(draft, logits, 0) == csd(draft, logits, memory, Sampling(), tau=0, frequency=3)[0]
+
+
+@given(judged(), st.integers(0, 3), st.sampled_from([0.0, 0.5, 0.9]))
+def test_fly_passes_mismatches_where_the_target_is_unsure_and_the_draft_goes_on(
+    case: tuple[Draft, torch.Tensor], window: int, threshold: float
+) -> None:
+    draft, logits = case
+    settings = {"window": str(window), "entropy": str(threshold)}
+    verdict = make_verifier("fly", Sampling(), settings).verify(draft, logits, 0)
+    passed = {rescue.node for rescue in verdict.rescues}
+    p = torch.softmax(logits.double(), -1).numpy()
+    shares = -(p * np.log(p)).sum(-1) / np.log(VOCABULARY)
+    assert verdict.path[: len(greedy(draft, logits).path)] == greedy(draft, logits).path
+    for place, node in enumerate(verdict.path):
+        parent = int(draft.parents[node])
+        if node in passed:
+            assert shares[parent + 1] > threshold - 1e-5
+            following = verdict.path[place + 1 : place + 1 + window]
+            assert len(following) == window
+            assert not passed & set(following)
+        else:
+            assert int(draft.tokens[node]) == int(p[parent + 1].argmax())
+
+
+@pytest.mark.parametrize("quality", [0.0, 1.0, 4.0])
+def test_rejection_sampling_keeps_the_targets_distribution(quality: float) -> None:
+    """6,000 draws of one token with a draft model's q that is near p, or far from it; and of a tree without q."""
+    random = np.random.default_rng(5)
+    scores = random.normal(size=VOCABULARY) * 1.5
+    logits = torch.from_numpy(np.stack([scores, random.normal(size=VOCABULARY)]).astype(np.float32))
+    p = np.exp(scores - scores.max())
+    p /= p.sum()
+    guess = scores + random.normal(size=VOCABULARY) * quality
+    q = np.exp(guess - guess.max())
+    q /= q.sum()
+    verifier = make_verifier("rejection", Sampling(1.0))
+    drawn, accepted = np.zeros(VOCABULARY), 0
+    for draw in range(6_000):
+        verifier.start(Noise.of(0, [draw]))
+        token = int(random.choice(VOCABULARY, p=q))
+        row = q[None].astype(np.float32)
+        draft = Draft(np.array([token], np.int32), np.array([-1], np.int32), np.ones(1, np.float32), row)
+        verdict = verifier.verify(draft, logits, 3)
+        accepted += len(verdict.path)
+        drawn[token if verdict.path else verdict.next_token] += 1
+    assert stats.chisquare(drawn, p * drawn.sum()).pvalue > 1e-3
+    share = np.minimum(p, q).sum()
+    assert accepted / 6_000 == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 6_000) + 1e-3)
+
+
+def test_rejection_sampling_keeps_it_on_trees_without_q() -> None:
+    random = np.random.default_rng(6)
+    logits = torch.from_numpy((random.normal(size=(4, VOCABULARY)) * 1.5).astype(np.float32))
+    p = torch.softmax(logits[0].double(), -1).numpy()
+    draft = Draft(np.array([2, 5, 1], np.int32), np.full(3, -1, np.int32), np.ones(3, np.float32))
+    verifier = make_verifier("rejection", Sampling(1.0))
+    drawn = np.zeros(VOCABULARY)
+    accepted = 0
+    for draw in range(6_000):
+        verifier.start(Noise.of(0, [draw]))
+        verdict = verifier.verify(draft, logits, 3)
+        accepted += len(verdict.path)
+        drawn[int(draft.tokens[verdict.path[0]]) if verdict.path else verdict.next_token] += 1
+    assert stats.chisquare(drawn, p * drawn.sum()).pvalue > 1e-3
+    share = p[[2, 5, 1]].sum()
+    assert accepted / 6_000 == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 6_000))

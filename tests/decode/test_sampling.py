@@ -13,6 +13,7 @@ from specds.decode.budget import Fixed
 from specds.decode.contracts import Step, Verifier
 from specds.decode.draft import Draft
 from specds.decode.drafters.none import Null
+from specds.decode.engine import Engine
 from specds.decode.loop import decode
 from specds.decode.targets.generic import HuggingFaceTarget
 from specds.decode.verifiers import make_verifier
@@ -196,6 +197,33 @@ def test_the_first_three_tokens_are_distributed_as_the_model_says(
         assert 0.5 < len(accepting) / len(drafted) < 0.97
         forked = [step for step in accepting if len(set(step.draft.parents.tolist())) < len(step.draft)]
         assert len(forked) > 0.3 * len(drafted)
+
+
+@pytest.mark.parametrize("draft", ["itself", "another", "its own layers"])
+def test_rejection_sampling_draws_from_the_target_whatever_the_draft_model(
+    draft: str, small: LanguageModel, joint: np.ndarray
+) -> None:
+    """5,000 draws, with a draft model that is the target, one that knows nothing, and no model but some layers."""
+    if draft == "its own layers":
+        small = make_model(stop=False, vocab_size=SMALL, num_hidden_layers=3, hidden_size=16, seed=4)
+        one, two, three = (
+            exact_rows(small, DRAWN, [[*START, *text] for text in np.ndindex((SMALL,) * length)]).reshape(
+                (SMALL,) * (length + 1)
+            )
+            for length in range(3)
+        )
+        joint = one[:, None, None] * two[:, :, None] * three
+    models = {"itself": small, "another": make_model(stop=False, vocab_size=SMALL, hidden_size=16, seed=9)}
+    engine = Engine(
+        small, "model", {"gamma": "3"}, verifier="rejection", sampling=DRAWN, budget=3, draft_model=models.get(draft)
+    )
+    texts, accepted = [], 0
+    for draw in range(5_000):
+        steps = list(engine.steps(START, 4, sample=draw))
+        accepted += steps[1].accepted
+        texts.append([token for step in steps for token in step.tokens])
+    assert min(fits(texts, joint)) > 1e-3
+    assert accepted == 10_000 if draft == "itself" else 1_000 < accepted < 9_000
 
 
 def test_the_chi_square_test_notices_another_temperature(joint: np.ndarray, undrafted: list[list[int]]) -> None:

@@ -1,0 +1,71 @@
+"""specds choose-skip: which layers the model can leave out when it drafts for itself."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from specds.cli import options
+
+
+def choose_skip(
+    prompt_file: Annotated[
+        list[str],
+        typer.Option("--prompts", "-p", help="Prompt file (JSONL, Parquet, text), or - for stdin. Repeatable."),
+    ],
+    limit: Annotated[int, typer.Option(min=1, help="Prompts taken.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded after each prompt.")] = 24,
+    model: options.Model = "smollm2-135m",
+    revision: options.Revision = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    runtime: options.Runtime = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
+    format: Annotated[str | None, typer.Option(help="jsonl, parquet or text; default: by the file's name.")] = None,
+    prompt_field: Annotated[str, typer.Option(help="The field that holds a single prompt.")] = "prompt",
+) -> None:
+    """Search the layers that a model can leave out when it drafts for itself, and print them on stdout.
+
+    One layer after the other is left out, each time the one without which the next token changes least often; of the
+    sets found the one is printed that should decode fastest on this machine. A table of all goes to stderr.
+
+    [dim]specds decode -p todo.jsonl --draft-model "$(specds choose-skip -p some.jsonl)" > answers.jsonl[/dim]
+    """
+    from specds.calibration.skipping import choose_skip
+    from specds.cli.render import bar, comparison, note
+    from specds.datastore.prompts import Prompt, read_prompts
+    from specds.decode import cost
+    from specds.decode.targets import choose_runtime, make_target
+    from specds.errors import InputError, UnsupportedModel
+
+    rows = [
+        row for row in read_prompts(prompt_file, format=format, prompt_field=prompt_field) if isinstance(row, Prompt)
+    ]
+    if not rows:
+        raise InputError(f"no prompts in {', '.join(prompt_file)}", "one prompt a line, as JSON or as plain text")
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    layers = int(language_model.config.num_hidden_layers)
+    if layers < 3:
+        raise UnsupportedModel(f"{model} has {layers} layers, and the first and the last are needed")
+    runtime = choose_runtime(language_model, runtime)
+    target = make_target(language_model, runtime)
+    tokenizer = language_model.tokenizer
+    texts = [
+        tokenizer.prompt(row.turns[0][0]["content"]) if row.raw else tokenizer.chat(list(row.turns[0]))
+        for row in rows[:limit]
+    ]
+    curve = cost.known(target, language_model, runtime)
+    with bar("searching", None) as update:
+        found = choose_skip(target, texts, tokens, layers, curve, lambda done, total: update(done, total, -1.0))
+    comparison(
+        f"layers left out of {layers}, over {len(texts)} prompts of {tokens} tokens",
+        ("layers", "agreement", "cost", "γ", "expected speed"),
+        [(one.name, f"{one.agreement:.1%}", f"{one.cost:.2f}", f"{one.gamma}", f"{one.speed:.2f} ×") for one in found],
+    )
+    if found[0].speed < 1:
+        note(
+            "note: none of them should be faster than plain decoding here; a retrieving drafter costs nothing to draft"
+        )
+    print(found[0].name)

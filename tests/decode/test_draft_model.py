@@ -1,0 +1,149 @@
+"""Draft models: a network beside the target, or the target with layers left out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from specds.calibration.skipping import choose_skip
+from specds.decode.contracts import Target
+from specds.decode.cost import CostCurve
+from specds.decode.counters import Counters
+from specds.decode.draft import empty
+from specds.decode.draft_model import parse_skip
+from specds.decode.engine import Engine
+from specds.decode.targets import make_target
+from specds.errors import UsageError
+from specds.model import LanguageModel
+from specds.sampling import Sampling
+
+from ..conftest import make_model
+from .drafts import build
+from .test_target import CPU, TREE, close
+
+PROMPT = [9, 30, 12, 5, 77, 64, 9, 30]
+SKIP = frozenset({1, 2})
+
+
+def sketched(target: Target, tokens: list[int]) -> list[torch.Tensor]:
+    """Sketch tokens one behind the other."""
+    return [target.sketch(token, ahead, SKIP).clone() for ahead, token in enumerate(tokens)]
+
+
+@pytest.mark.parametrize("family", CPU)
+def test_all_runtimes_leave_the_same_layers_out(family: str) -> None:
+    """Behind a prompt, behind a commit, and beyond a sliding window."""
+    model = make_model(family, num_hidden_layers=5)
+    targets = [make_target(model, runtime) for runtime in ("generic", "cpu", "cuda")]
+    prompt = np.random.default_rng(0).integers(5, 100, 30).tolist()
+    for target in targets:
+        target.prefill(prompt)
+    for last, path in [(7, (0, 2)), (8, ()), (9, (1, 3))]:
+        expected, *others = [sketched(target, [last, 20, 21]) for target in targets]
+        for found in others:
+            assert all(close(one, other) for one, other in zip(found, expected, strict=True))
+        for target in targets:
+            target.forward(last, build(TREE))
+            target.commit(path)
+
+
+@pytest.mark.parametrize("runtime", ["generic", "cpu", "cuda"])
+def test_a_sketch_is_the_model_without_these_layers_and_leaves_nothing_behind(runtime: str) -> None:
+    model = make_model(num_hidden_layers=4)
+    target, untouched = make_target(model, runtime), make_target(model, runtime)
+    target.prefill(PROMPT)
+    untouched.prefill(PROMPT)
+    whole = target.sketch(40, 0, frozenset()).clone()
+    short = target.sketch(40, 0, SKIP).clone()
+    sketched(target, [41, 42, 43])
+    plain = target.forward(40, build(TREE)).logits.clone()
+    assert close(plain, untouched.forward(40, build(TREE)).logits)
+    assert close(whole, plain[0])
+    assert not close(short, plain[0])
+    # The layers that are left out might as well be anything: with other weights there the sketch is the same.
+    with torch.no_grad():
+        before = target.sketch(44, 0, SKIP).clone()
+        for layer in SKIP:
+            for parameter in model.network.model.layers[layer].parameters():
+                parameter.mul_(3.0)
+    if runtime == "generic":  # the others have packed the weights
+        assert close(target.sketch(44, 0, SKIP), before)
+        assert not close(target.forward(44, empty()).logits[0], untouched.sketch(44, 0, SKIP))
+
+
+@pytest.mark.parametrize("runtime", ["generic", "cpu", "cuda"])
+@pytest.mark.parametrize(("verifier", "temperature"), [("auto", 0.0), ("auto", 0.8), ("rejection", 0.8), ("csd", 0.8)])
+def test_a_draft_model_that_is_the_target_is_always_right(runtime: str, verifier: str, temperature: float) -> None:
+    """Also when both draw: with the target's noise the same tokens, with noise of its own tokens that p = q accepts."""
+    model = make_model(stop=False)
+    engine = Engine(
+        model, "model", draft_model=model, runtime=runtime, budget=4, verifier=verifier, sampling=Sampling(temperature)
+    )
+    steps = list(engine.steps(PROMPT, 31))
+    assert [step.accepted for step in steps[1:]] == [4] * 6
+    assert all(step.draft.q is None for step in steps) == (verifier == "auto")
+
+
+def test_what_was_drafted_and_taken_is_not_computed_again() -> None:
+    model, other = make_model(stop=False), make_model(stop=False, seed=1)
+    engine = Engine(model, "model", {"gamma": "3"}, draft_model=other, budget=8, runtime="generic")
+    speaker = engine._drafting.speaker._target  # type: ignore[union-attr]
+    rows = []
+    run = speaker._run
+    speaker._run = lambda tokens, *rest, **more: (rows.append(len(tokens)), run(tokens, *rest, **more))[1]
+    list(engine.steps(PROMPT, 20))
+    # The prompt with the first token, then at each step at most what was accepted and the target's own token.
+    assert rows[0] == len(PROMPT) + 1
+    assert max(rows[1:]) <= 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_any_draft_model_keeps_the_text(temperature: float) -> None:
+    model = make_model(stop=False, num_hidden_layers=6)
+    sampling = Sampling(temperature, seed=2)
+    plain = [step.tokens[0] for step in Engine(model, sampling=sampling).steps(PROMPT, 40)]
+    for draft in (make_model(stop=False, seed=5), "skip:half", "skip:2", "skip:1-2,4", None):
+        engine = Engine(model, "model", draft_model=draft, budget=5, sampling=sampling)
+        steps = list(engine.steps(PROMPT, 40))
+        assert [token for step in steps for token in step.tokens] == plain
+        assert Counters.of(steps).drafted > 50
+    assert Counters.of(steps).accepted > 0
+
+
+def test_it_stops_drafting_where_it_is_unsure() -> None:
+    model = make_model(stop=False)
+    sure = Engine(model, "model", {"least": "0.1"}, draft_model=model, budget=6)
+    steps = list(sure.steps(PROMPT, 60))
+    assert len({len(step.draft) for step in steps}) > 2
+    assert all((step.draft.score >= 0.1).all() for step in steps)
+
+
+def test_layers_are_read_and_checked() -> None:
+    assert parse_skip("skip:3,5-7", 30) == {3, 5, 6, 7}
+    assert parse_skip("skip:half", 8) == {1, 3, 5}
+    for bad in ("skip:", "skip:0", "skip:29", "skip:x", "skip:3-", "skip:7-5", "skip:-3", "skip:²"):
+        with pytest.raises(UsageError):
+            parse_skip(bad, 30)
+
+
+def test_a_draft_model_of_other_tokens_is_refused() -> None:
+    model = make_model()
+    with pytest.raises(UsageError, match=r"has 60 tokens of its own tokenizer, and tiny 128"):
+        Engine(model, "model", draft_model=make_model(vocab_size=60))
+
+
+def test_the_search_leaves_out_the_layer_that_does_least(tiny: LanguageModel) -> None:
+    model = make_model(num_hidden_layers=6, stop=False)
+    with torch.no_grad():
+        for name in ("self_attn.o_proj", "mlp.down_proj"):  # layer 3 adds next to nothing
+            model.network.model.layers[3].get_submodule(name).weight.mul_(1e-4)
+    target = make_target(model, "cpu")
+    curve = CostCurve((1, 2, 4, 8, 16), (8,), np.array([[1.0, 1.0, 1.0, 1.0, 1.0]]))
+    found = choose_skip(target, [PROMPT, PROMPT[::-1]], 12, 6, curve)
+    first = next(one for one in found if len(one.skip) == 1)
+    assert first.skip == {3}
+    assert first.agreement == 1.0
+    assert first.name == "skip:3"
+    assert parse_skip(found[0].name, 6) == found[0].skip
+    assert found == sorted(found, key=lambda one: -one.speed)
