@@ -4,10 +4,10 @@
         --store id=own.ds --store ood=books.ds --methods none,pld,rest:id,rest:ood,dresd:id,dresd:ood
 
 A method is a drafter, `:store` for one that retrieves, `@budget` for another budget than --budget,
-`?name=value&…` for its options, and `!verifier?name=value&…`: `dresd:id@32?drafts=3&length=20!respec?tau=2`. Methods
-are interleaved by prompt, in an order that rotates, after a warm-up; the texts are compared with plain decoding's,
-token for token. Prints a table (drafting: the median over steps of drafting time over the pass's) and writes one JSON
-line a (prompt, method) to --out.
+`?name=value&…` for its options, and `!verifier?name=value&…`: `dresd:id@32?drafts=3&length=20!respec?tau=2`;
+`model?draft_model=skip:3+5-8` drafts with the target's own layers but 3 and 5 to 8. Methods are interleaved by prompt,
+in an order that rotates, after a warm-up; the texts are compared with plain decoding's, token for token. Prints a table
+(drafting: the median over steps of drafting time over the pass's) and writes one JSON line a (prompt, method) to --out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specds.datastore.prompts import Prompt, read_prompts
 from specds.datastore.store import open_store
 from specds.decode.engine import Engine
 from specds.model import load_model
-from specds.reference import generate_plain, log_probability
+from specds.reference import LogProbabilities, generate_plain
 from specds.sampling import Sampling
 
 # transformers' own ways of generating, timed beside ours with --generate.
@@ -57,13 +57,14 @@ def main() -> None:
     engines = {name: engine(model, name, stores, options.budget, sampling) for name in options.methods.split(",")}
     prompts = [one for file in options.prompts for one in spread(file, options.limit, options.group, options.turns)]
     rows: list[dict[str, Any]] = []
+    judge = LogProbabilities(model) if options.quality else None
     methods: list[str] = [*engines, *(REFERENCES if options.generate else [])]
     for method in methods:
-        measure(model, engines, method, prompts[0][1], 16, quality=False)
+        measure(model, engines, method, prompts[0][1], 16, None)
     for number, (file, prompt) in enumerate(prompts):
         for method in methods[number % len(methods) :] + methods[: number % len(methods)]:
             row = {"file": file, "prompt": prompt.id, "method": method}
-            rows.append(row | measure(model, engines, method, prompt, options.max_new_tokens, options.quality))
+            rows.append(row | measure(model, engines, method, prompt, options.max_new_tokens, judge))
         print(f"\r{number + 1} of {len(prompts)} prompts", end="", flush=True)
     print()
     if options.out:
@@ -78,15 +79,18 @@ def engine(model: Any, method: str, stores: dict[str, str], budget: int | None, 
     name, _, own = name.partition("@")
     drafter, _, store = name.partition(":")
     verifier, _, tolerance = judging.partition("?")
+    chosen = pairs(settings)
+    draft_model = chosen.pop("draft_model", "").replace("+", ",") or None  # commas stand between methods
     return Engine(
         model,
         drafter,
-        pairs(settings),
+        chosen,
         [open_store(stores[store], model.tokenizer)] if store else [],
         verifier or "auto",
         sampling,
         int(own) if own else budget,
         verifier_options=pairs(tolerance),
+        draft_model=draft_model,
     )
 
 
@@ -115,7 +119,7 @@ def spread(file: str, limit: int, group: str = "", turns: int = 1) -> list[tuple
 
 
 def measure(
-    model: Any, engines: dict[str, Engine], method: str, prompt: Prompt, length: int, quality: bool
+    model: Any, engines: dict[str, Engine], method: str, prompt: Prompt, length: int, judge: LogProbabilities | None
 ) -> dict[str, Any]:
     time.sleep(0.05)  # torch's threads go on spinning for a while after `generate`
     began = time.perf_counter()
@@ -135,7 +139,7 @@ def measure(
     steps = [step for turn in answer.turns for step in turn.steps if step.index]
     return {
         "text": [token for turn in answer.turns for token in turn.tokens],
-        "log_p": sum(log_probability(model, turn.prompt, turn.tokens) for turn in answer.turns) if quality else 0.0,
+        "log_p": sum(judge.of(turn.prompt, turn.tokens) for turn in answer.turns) if judge else 0.0,
         "rescues": sum(len(step.rescues) for step in steps),
         "share": sorted(step.draft_seconds / max(step.forward_seconds, 1e-9) for step in steps),
         "seconds": seconds,

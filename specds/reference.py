@@ -62,15 +62,32 @@ def lead(model: LanguageModel, tokens: Sequence[int]) -> float:
     return float(best[0] - best[1])
 
 
-def log_probability(model: LanguageModel, prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """The log-probability (nats, raw logits) of an answer after a prompt, by an ordinary pass of the network."""
-    import torch
+class LogProbabilities:
+    """What the model thinks of answers: by ordinary passes of the network, the prompt's once for all its answers."""
 
-    tokens = torch.tensor([[*prompt, *answer]], device=model.device)
-    with torch.inference_mode():
-        logits = model.network(tokens, use_cache=False, logits_to_keep=len(answer) + 1).logits[0, :-1].float()
-    chosen = tokens[0, len(prompt) :]
-    return float(torch.log_softmax(logits, dim=-1).gather(1, chosen[:, None]).sum())
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._prompt: list[int] = []
+        self._cache: Any = None
+        self._first: Any = None
+
+    def of(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
+        """The log-probability (nats, raw logits) of an answer after a prompt."""
+        import torch
+
+        network, device = self._model.network, self._model.device
+        with torch.inference_mode():
+            if list(prompt) != self._prompt:
+                result = network(torch.tensor([list(prompt)], device=device), use_cache=True, logits_to_keep=1)
+                self._prompt, self._cache, self._first = list(prompt), result.past_key_values, result.logits[0]
+            tokens = torch.tensor(list(answer), device=device)
+            rows = [self._first]
+            if len(answer) > 1:
+                result = network(tokens[None, :-1], past_key_values=self._cache, use_cache=True)
+                rows.append(result.logits[0])
+                self._cache.crop(1 - len(answer))
+        logits = torch.cat(rows).float()
+        return float(torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None]).sum())
 
 
 def until_stop(tokens: list[int], stop_tokens: Collection[int]) -> list[int]:
