@@ -46,7 +46,7 @@ def expected(smollm: LanguageModel) -> dict[str, list[int]]:
     return texts
 
 
-@pytest.mark.parametrize(("runtime", "prompts"), [("cpu", PROMPTS), ("generic", PROMPTS[::6])], ids=["cpu", "generic"])
+@pytest.mark.parametrize(("runtime", "prompts"), [("cpu", PROMPTS), ("generic", PROMPTS[::8])], ids=["cpu", "generic"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_texts_are_those_of_generate(
     name: str,
@@ -56,8 +56,11 @@ def test_greedy_texts_are_those_of_generate(
     own_store: Store,
     expected: dict[str, list[int]],
 ) -> None:
-    needs_store = load(DRAFTERS, name, "drafter").index is not None
-    engine = Engine(smollm, name, stores=[own_store] if needs_store else [], budget=8, runtime=runtime)
+    found = load(DRAFTERS, name, "drafter")
+    if getattr(found, "takes_model", False):
+        prompts = prompts[::4]  # the target drafts for itself, which takes its time
+    stores = [own_store] if found.index is not None else []
+    engine = Engine(smollm, name, stores=stores, budget=8, runtime=runtime)
     total = Counters()
     for prompt in prompts:
         answer = engine.answer(prompt, LENGTH)
