@@ -65,7 +65,9 @@ class Csd:
         table: str = option("", "the correction table (Parquet); none: begin with no counts")
         frequency: int = option(6, "λ: how often a divergence must have been seen (§5.1: 6)", least=0)
         tau: float = option(
-            0.01, "τ: least ratio of the drafted token's probability to the target's (§5.1: 0.01)", least=0
+            0.01,
+            "τ: least ratio of the drafted token's probability to the target's (§5.1: 0.01); above 1: none",
+            least=0,
         )
         update: bool = option(True, "count the divergences of this run too (Algorithm 1, line 18)")
         any_draft: bool = option(False, "take a table of another drafter or draft model of the same target")
@@ -77,7 +79,7 @@ class Csd:
     def __init__(self, options: Options, sampling: Sampling, pair: Pair | None = None) -> None:
         self._options = options
         self._picking = Picking(sampling)
-        self._gate = math.log(options.tau) if options.tau > 0 else -math.inf
+        self._gate = gate(options.tau)
         self.memory = recall(options.table, pair, any_draft=options.any_draft)
 
     def start(self, noise: Noise) -> None:
@@ -100,6 +102,11 @@ class Csd:
             return best_child(draft, children, row, token, self._gate, counts, self._options.frequency)
 
         return follow(draft, self._picking.over(draft, logits, position), rescue)
+
+
+def gate(tau: float) -> float:
+    """log τ; above 1 nothing passes, not even a token likelier than the one that was drawn instead of it."""
+    return -math.inf if tau <= 0 else math.inf if tau > 1 else math.log(tau)
 
 
 def recall(table: str, pair: Pair | None, *, any_draft: bool = False) -> Memory:

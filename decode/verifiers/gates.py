@@ -14,7 +14,7 @@ from specds.decode.contracts import Rescue, Verdict
 from specds.decode.draft import Draft
 from specds.decode.registry import option
 from specds.decode.top import entropies
-from specds.decode.verifiers.csd import Csd, best_child
+from specds.decode.verifiers.csd import Csd, best_child, gate
 from specds.decode.verifiers.rejection import Picking
 from specds.decode.verifiers.walk import below, descend, follow, likeliest
 from specds.errors import UsageError
@@ -38,7 +38,7 @@ class Lossy:
 
     def __init__(self, options: Options, sampling: Sampling) -> None:
         self._picking = Picking(sampling)
-        self._gate = math.log(options.tau) if options.tau > 0 else -math.inf
+        self._gate = gate(options.tau)
 
     def start(self, noise: Noise) -> None:
         """See `Verifier.start`."""

@@ -20,7 +20,7 @@ from specds.model import LanguageModel
 from specds.sampling import Sampling
 
 PROMPTS = [row for row in read_prompts([str(Path(__file__).parent / "prompts.jsonl")]) if isinstance(row, Prompt)]
-LENGTH = 64
+LENGTH = 48
 
 
 @pytest.fixture(scope="session")
@@ -46,8 +46,15 @@ def expected(smollm: LanguageModel) -> dict[str, list[int]]:
     return texts
 
 
-@pytest.mark.parametrize(("runtime", "prompts"), [("cpu", PROMPTS), ("generic", PROMPTS[::8])], ids=["cpu", "generic"])
-@pytest.mark.parametrize("name", DRAFTERS)
+# On the slower runtime those that ask something of it that no other does; the rest with `make test-all`.
+ASKING = ("pld", "recycling", "respec", "adapld", "model", "dresd")
+CASES = [pytest.param(name, "cpu", PROMPTS, id=f"{name}-cpu") for name in DRAFTERS] + [
+    pytest.param(name, "generic", PROMPTS[::8], id=f"{name}-generic", marks=[] if name in ASKING else pytest.mark.slow)
+    for name in DRAFTERS
+]
+
+
+@pytest.mark.parametrize(("name", "runtime", "prompts"), CASES)
 def test_greedy_texts_are_those_of_generate(
     name: str,
     runtime: str,
