@@ -64,10 +64,12 @@ def test_greedy_texts_are_those_of_generate(
     expected: dict[str, list[int]],
 ) -> None:
     found = load(DRAFTERS, name, "drafter")
+    draft_model = None
     if getattr(found, "takes_model", False):
-        prompts = prompts[::4]  # the target drafts for itself, which takes its time
+        # The target drafts for itself, which takes its time; without these layers it mostly agrees with itself.
+        prompts, draft_model = prompts[::4], "skip:2-7"
     stores = [own_store] if found.index is not None else []
-    engine = Engine(smollm, name, stores=stores, budget=8, runtime=runtime)
+    engine = Engine(smollm, name, stores=stores, budget=8, runtime=runtime, draft_model=draft_model)
     total = Counters()
     for prompt in prompts:
         answer = engine.answer(prompt, LENGTH)
