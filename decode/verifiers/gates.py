@@ -14,8 +14,7 @@ from specds.decode.contracts import Rescue, Verdict
 from specds.decode.draft import Draft
 from specds.decode.registry import option
 from specds.decode.top import entropies
-from specds.decode.verifiers.csd import Csd, best_child, gate
-from specds.decode.verifiers.rejection import Picking
+from specds.decode.verifiers.csd import Csd
 from specds.decode.verifiers.walk import below, descend, follow, likeliest
 from specds.errors import UsageError
 from specds.sampling import Noise, Sampling, numbers
@@ -37,23 +36,16 @@ class Lossy:
     summary: ClassVar[str] = "rejected tokens pass that the target finds nearly as likely as its own"
 
     def __init__(self, options: Options, sampling: Sampling) -> None:
-        self._picking = Picking(sampling)
-        self._gate = gate(options.tau)
+        # Without a memory every divergence has been seen often enough.
+        self._csd = Csd(Csd.Options(frequency=0, tau=options.tau, update=False), sampling)
 
     def start(self, noise: Noise) -> None:
         """See `Verifier.start`."""
-        self._picking.start(noise)
+        self._csd.start(noise)
 
     def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
         """See `Verifier.verify`."""
-
-        def rescue(node: int, token: int, depth: int) -> Rescue | None:
-            children = below(draft, node)
-            if not children:
-                return None
-            return best_child(draft, children, numbers(logits[node + 1]), token, self._gate, [0] * len(children), 0)
-
-        return follow(draft, self._picking.over(draft, logits, position), rescue)
+        return self._csd.verify(draft, logits, position)
 
 
 class Recurring:
