@@ -11,10 +11,7 @@ from specds.cli import options
 
 
 def calibrate_csd(
-    prompt_file: Annotated[
-        list[str],
-        typer.Option("--prompts", "-p", help="Prompt file (JSONL, Parquet, text), or - for stdin. Repeatable."),
-    ],
+    prompt_file: options.Prompts,
     out: Annotated[Path, typer.Option("--out", "-o", help="The table (Parquet): begun, added to, or gone on with.")],
     drafter: options.Drafter = "model",
     draft_model: options.DraftModel = None,
@@ -33,8 +30,8 @@ def calibrate_csd(
     threads: options.Threads = None,
     runtime: options.Runtime = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
-    format: Annotated[str | None, typer.Option(help="jsonl, parquet or text; default: by the file's name.")] = None,
-    prompt_field: Annotated[str, typer.Option(help="The field that holds a single prompt.")] = "prompt",
+    format: options.Format = None,
+    prompt_field: options.PromptField = "prompt",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
 ) -> None:

@@ -10,10 +10,7 @@ from specds.cli import options
 
 
 def choose_skip(
-    prompt_file: Annotated[
-        list[str],
-        typer.Option("--prompts", "-p", help="Prompt file (JSONL, Parquet, text), or - for stdin. Repeatable."),
-    ],
+    prompt_file: options.Prompts,
     limit: Annotated[int, typer.Option(min=1, help="Prompts taken.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded after each prompt.")] = 24,
     model: options.Model = "smollm2-135m",
@@ -23,8 +20,8 @@ def choose_skip(
     threads: options.Threads = None,
     runtime: options.Runtime = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
-    format: Annotated[str | None, typer.Option(help="jsonl, parquet or text; default: by the file's name.")] = None,
-    prompt_field: Annotated[str, typer.Option(help="The field that holds a single prompt.")] = "prompt",
+    format: options.Format = None,
+    prompt_field: options.PromptField = "prompt",
 ) -> None:
     """Search the layers that a model can leave out when it drafts for itself, and print them on stdout.
 

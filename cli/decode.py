@@ -63,8 +63,8 @@ def decode(
     threads: options.Threads = None,
     runtime: options.Runtime = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
-    format: Annotated[str | None, typer.Option(help="jsonl, parquet or text; default: by the file's name.")] = None,
-    prompt_field: Annotated[str, typer.Option(help="The field that holds a single prompt.")] = "prompt",
+    format: options.Format = None,
+    prompt_field: options.PromptField = "prompt",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
     output: Annotated[
         Path | None,

@@ -33,8 +33,8 @@ def generate(
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts in one forward pass; saved after each batch.")] = 16,
     source: Annotated[str, typer.Option(help="The name that the documents are filed under.")] = "generated",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
-    format: Annotated[str | None, typer.Option(help="jsonl, parquet or text; default: by the file's name.")] = None,
-    prompt_field: Annotated[str, typer.Option(help="The field that holds a single prompt.")] = "prompt",
+    format: options.Format = None,
+    prompt_field: options.PromptField = "prompt",
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first prompt that cannot be used.")] = False,
 ) -> None:
     """Write the model's own responses to prompts into a datastore.

@@ -70,6 +70,12 @@ Seed = Annotated[
 ]
 
 
+Prompts = Annotated[
+    list[str],
+    typer.Option("--prompts", "-p", help="Prompt file (JSONL, Parquet, text), or - for stdin. Repeatable."),
+]
+Format = Annotated[str | None, typer.Option(help="jsonl, parquet or text; default: by the file's name.")]
+PromptField = Annotated[str, typer.Option(help="The field that holds a single prompt.")]
 Drafter = Annotated[str, typer.Option("--drafter", "-d", help="See `specds drafters` for the names.")]
 Stores = Annotated[list[Path] | None, typer.Option("--store", "-s", help="A datastore to draft from. Repeatable.")]
 Set = Annotated[
