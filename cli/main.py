@@ -18,6 +18,7 @@ from specds.cli import (
     decode,
     demo,
     drafters,
+    export,
     generate,
     ingest,
     inspect,
@@ -56,6 +57,7 @@ app.command("drafters")(drafters.drafters)
 app.command("profile")(profile.profile)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
+app.command("export")(export.export)
 app.command("demo")(demo.demo)
 
 

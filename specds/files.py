@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _BLOCK = 1 << 20
@@ -31,23 +32,33 @@ def sync_file(path: Path) -> None:
         os.close(handle)
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new file beside `path` to be written; when the block ends it is synced and put in the place of `path`.
+
+    Raises:
+        OSError: the directory is not writable or the disk is full; `path` is then unchanged, as it is after any
+            other exception.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        sync_file(temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` by `data`: temp file beside it, fsync, rename, fsync of the directory.
 
     Raises:
         OSError: the directory is not writable or the disk is full; `path` is then unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def sha256(path: Path) -> str:
