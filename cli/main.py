@@ -17,6 +17,7 @@ from specds.cli import (
     choose_skip,
     decode,
     demo,
+    diff,
     drafters,
     export,
     generate,
@@ -57,6 +58,7 @@ app.command("drafters")(drafters.drafters)
 app.command("profile")(profile.profile)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
+app.command("diff")(diff.diff)
 app.command("export")(export.export)
 app.command("demo")(demo.demo)
 

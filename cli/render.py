@@ -298,6 +298,55 @@ def store_tables(store: Store) -> None:
             out.print(f"           model: {index['model']['name']} ({index['model']['fingerprint'][:16]})")
 
 
+def store_difference(raw: dict[str, Any]) -> None:
+    """What `specds diff` shows of its record. Goes to stdout: it is what was asked for."""
+    out = screen(stderr=False)
+    record = _escaped(raw)
+    one, other = record["stores"]
+    for name, pair in (("tokenizer", [[one] for one in record["tokenizers"]]), ("model", record["models"])):
+        first, second = (", ".join(f"{one['name']} ({one['fingerprint'][:16]})" for one in side) for side in pair)
+        same = sorted(one["fingerprint"] for one in pair[0]) == sorted(one["fingerprint"] for one in pair[1])
+        out.print(
+            f"{name:10} {first or 'none'}" if same else f"{name:10} differs: {first or 'none'}; {second or 'none'}"
+        )
+    table = Table("source", box=None, padding=(0, 2, 0, 2))
+    for title in (f"only in {one}", f"only in {other}", "in both"):
+        table.add_column(title, justify="right")
+    for name, counts in record["sources"].items():
+        parts = (counts[where] for where in ("first", "second", "both"))
+        table.add_row(name, *(f"{part['documents']:,} ({part['tokens']:,} tokens)" for part in parts))
+    out.print(table)
+    said = {
+        "first": f"only in {one}",
+        "second": f"only in {other}",
+        "changed": "of them with the same id in both",
+        "renamed": "in both, with different ids",
+        "relabelled": "in both, with different sources",
+    }
+    for kind, count in record["documents"].items():
+        if count:
+            out.print(f"{count:,} documents {said[kind]}")
+            shown = record["ids"][kind]
+            for entry in shown:
+                out.print(f"  {entry if isinstance(entry, str) else ' = '.join(entry)}", style="dim", soft_wrap=True)
+            if len(shown) < count:
+                out.print(f"  … and {count - len(shown):,} more", style="dim")
+    for index in record["indexes"]:
+        tokens, segments = index["tokens"], index["segments"]
+        sides = "; ".join(
+            f"{count:,} tokens in {number} segment{'s' * (number > 1)}" if number else "none"
+            for count, number in zip(tokens, segments, strict=True)
+        )
+        out.print(f"{index['kind']:10} {'differs' if index['differs'] else 'alike'}: {sides}")
+        for name, values in index["parameters"].items():
+            first, second = (", ".join(map(str, side)) for side in values)
+            out.print(f"           {name}: {first}; {second}")
+        first, second = (", ".join(model["name"] for model in side) for side in index["models"])
+        if index["models"][0] != index["models"][1]:
+            out.print(f"           model: {first or 'none'}; {second or 'none'}")
+    out.print("the same documents" if record["same_contents"] else "different documents", style="bold")
+
+
 def _escaped(value: Any) -> Any:
     """Text from a store as it may be shown: no markup, and nothing that moves a terminal's cursor."""
     if isinstance(value, str):

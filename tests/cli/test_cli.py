@@ -33,6 +33,7 @@ COMMANDS = (
     "profile",
     "inspect",
     "verify",
+    "diff",
     "export",
     "demo",
 )
