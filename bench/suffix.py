@@ -2,6 +2,7 @@
 
     python bench/suffix.py --tokens 20000000
     python bench/suffix.py --tokens 20000000 --text corpus/*.py
+    python bench/suffix.py --tokens 20000000 --parts 1 8 8:1000
 
 Contexts come from text that is not in the index: the last documents are held out.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from specds.datastore.suffix_array import build_suffix_array
-from specds.datastore.suffix_lookup import continuation_tree, longest_match, separator
+from specds.datastore.suffix_lookup import Parts, continuation_tree, longest_match, separator
 
 VOCABULARY = 49_152
 
@@ -67,7 +68,17 @@ def quantiles(microseconds: list[float]) -> str:
     return f"{statistics.median(microseconds):9.1f} {p95:9.1f} {max(microseconds):9.1f}"
 
 
-def time_lookups(tokens: np.ndarray, sa: np.ndarray, held_out: np.ndarray, queries: int) -> None:
+def divided(tokens: np.ndarray, sa: np.ndarray, division: str) -> Parts:
+    """The text cut at ends of documents: "8" is eight equal parts, "8:1000" one and seven a thousandth of it each."""
+    count, _, share = division.partition(":")
+    small = tokens.size // int(share or count)
+    cuts = [tokens.size - small * part for part in range(int(count) - 1, 0, -1)]
+    ends = np.append(np.flatnonzero(tokens == separator(tokens.dtype)) + 1, tokens.size)
+    pieces = np.split(tokens, ends[np.searchsorted(ends, cuts)])
+    return Parts([(piece, sa if len(pieces) == 1 else build_suffix_array(piece)) for piece in pieces])
+
+
+def time_lookups(parts: Parts, held_out: np.ndarray, queries: int) -> None:
     rng = np.random.default_rng(0)
     ends = rng.integers(16, held_out.size, queries)
     contexts = [held_out[end - 16 : end].astype(np.int64) for end in ends]
@@ -78,17 +89,17 @@ def time_lookups(tokens: np.ndarray, sa: np.ndarray, held_out: np.ndarray, queri
     nodes: list[int] = []
     for context in contexts:
         started = time.perf_counter_ns()
-        length, lo, hi = longest_match(tokens, sa, context)
+        length, ranges = longest_match(parts, context)
         between = time.perf_counter_ns()
-        tree = continuation_tree(tokens, sa, length, lo, hi)
+        tree = continuation_tree(parts, length, ranges)
         ended = time.perf_counter_ns()
         matches.append((between - started) / 1000)
         trees.append((ended - between) / 1000)
         lengths.append(length)
-        widths.append(hi - lo)
+        widths.append(int(np.diff(ranges).sum()))
         nodes.append(tree[0].size)
     totals = [match + tree for match, tree in zip(matches, trees, strict=True)]
-    print(f"\nlookups ({queries:,})          median       p95       max   microseconds")
+    print(f"\nlookups ({queries:,})          median       p95       max   microseconds, {len(parts.tokens)} parts")
     print(f"  longest_match         {quantiles(matches)}")
     print(f"  continuation_tree     {quantiles(trees)}")
     print(f"  both                  {quantiles(totals)}")
@@ -103,6 +114,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000_000, help="tokens in the index at most")
     parser.add_argument("--text", type=Path, nargs="*", default=[], help="text files to use instead of synthetic text")
     parser.add_argument("--queries", type=int, default=5_000)
+    parser.add_argument("--parts", nargs="*", default=["1"], help="parts to spread the text over: N, or N:SHARE")
     parser.add_argument("--adversarial", action="store_true", help="also build from texts that are hard to sort")
     options = parser.parse_args()
 
@@ -113,8 +125,8 @@ def main() -> None:
 
     # Compile everything before a clock runs.
     small, _ = time_build(tokens[:100_000].copy())
-    match = longest_match(tokens[:100_000], small, held_out[:16])
-    continuation_tree(tokens[:100_000], small, *match)
+    parts = Parts([(tokens[:100_000], small)])
+    continuation_tree(parts, *longest_match(parts, held_out[:16]))
 
     print("build                       tokens   seconds")
     sa, seconds = time_build(tokens)
@@ -122,7 +134,8 @@ def main() -> None:
     if options.adversarial:
         for name, hard in adversarial(tokens.size).items():
             print(f"  {name:20}{hard.size:14,} {time_build(hard)[1]:9.2f}")
-    time_lookups(tokens, sa, held_out, options.queries)
+    for division in options.parts:
+        time_lookups(divided(tokens, sa, division), held_out, options.queries)
 
 
 if __name__ == "__main__":

@@ -55,15 +55,15 @@ class Store:
     manifest: Manifest
 
     def suffix_index(self) -> SuffixIndex:
-        """The static suffix index, memory-mapped.
+        """The static suffix index over all its segments, memory-mapped.
 
         Raises:
             MissingIndex: none was built. CorruptStore: its files are not what the manifest says.
         """
         from specds.datastore.suffix import SuffixIndex
 
-        segment = self._newest(self.manifest.suffix, "suffix")
-        return SuffixIndex.open(self.path / segment.directory, segment)
+        self._newest(self.manifest.suffix, "suffix")
+        return SuffixIndex.open(self.path, self.manifest.suffix)
 
     def dense_index(self, model: str) -> DenseIndex:
         """The dense index, for queries by the model of this fingerprint.

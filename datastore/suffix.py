@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,64 +16,63 @@ from specds.datastore.mapped import map_array
 from specds.datastore.store import Store, provenance, require_tokens, writing
 from specds.errors import CorruptStore
 
+if TYPE_CHECKING:
+    from specds.datastore.suffix_lookup import Parts
+
 _TOKEN_DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
 _SA_DTYPES = {"int32": np.int32, "int64": np.int64}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Match:
     """Where the longest matching suffix of a context stands.
 
     Attributes:
         length: tokens matched; 0 for no match.
-        low, high: the range of the suffix array that holds all its occurrences.
+        ranges: int64[S, 2], for each segment the range of its suffix array that holds all occurrences.
     """
 
     length: int
-    low: int
-    high: int
+    ranges: NDArray[np.int64]
 
     @property
     def occurrences(self) -> int:
         """How often the matched tokens stand in the corpus."""
-        return self.high - self.low
+        return sum(high - low for low, high in self.ranges.tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class SuffixIndex:
-    """A suffix array over the corpus, memory-mapped; matches never cross a document's end.
+    """Suffix arrays over all segments of the corpus, memory-mapped; matches never cross a document's end.
+
+    What is answered does not depend on how the documents are spread over segments.
 
     Attributes:
-        tokens: uint16[n] or uint32[n], documents with the dtype's largest value after each.
-        suffixes: int32[n] or int64[n], start positions in lexicographic order of what follows.
+        parts: for each segment its tokens, documents with the dtype's largest value after each, and their suffix
+            array: start positions in lexicographic order of what follows.
     """
 
-    tokens: NDArray[Any]
-    suffixes: NDArray[Any]
+    parts: Parts
 
     @classmethod
-    def open(cls, directory: Path, segment: Segment) -> SuffixIndex:
-        """Map the files of a segment.
+    def open(cls, root: Path, segments: Sequence[Segment]) -> SuffixIndex:
+        """Map the files of segments.
+
+        Args:
+            root: the store's directory.
+            segments: as the manifest lists them.
 
         Raises:
             CorruptStore: a dtype or length in the manifest does not fit the files.
         """
-        parameters = segment.parameters
-        try:
-            count = int(parameters["positions"])
-            tokens = map_array(directory / "tokens.bin", _TOKEN_DTYPES[parameters["token_dtype"]], count)
-            suffixes = map_array(directory / "sa.bin", _SA_DTYPES[parameters["suffix_dtype"]], count)
-        except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
-            raise CorruptStore(
-                f"{directory} is not the suffix index that the manifest describes: {error!r}",
-                "run `specds build-suffix` again",
-            ) from error
-        return cls(tokens, suffixes)
+        from specds.datastore.suffix_lookup import Parts
+
+        return cls(Parts([_map_segment(root / segment.directory, segment) for segment in segments]))
 
     def warm_up(self) -> None:
         """Compile the lookups now, not in the time of the first answer (seconds once, then from numba's cache)."""
-        self.match(np.zeros(2, np.int64))
-        self.continuations(Match(0, 0, 1), 1, 1)
+        match = self.match(np.zeros(2, np.int64))
+        self.continuations(Match(0, np.zeros_like(match.ranges)), 1, 1)
 
     def match(self, context: NDArray[np.int64], max_match: int = 16, min_match: int = 2) -> Match:
         """The longest suffix of the context that stands in the corpus with something after it (REST, §3.2).
@@ -83,7 +83,7 @@ class SuffixIndex:
         """
         from specds.datastore.suffix_lookup import longest_match
 
-        return Match(*longest_match(self.tokens, self.suffixes, context, max_match, min_match))
+        return Match(*longest_match(self.parts, context, max_match, min_match))
 
     def continuations(
         self, match: Match, max_depth: int = 10, max_nodes: int = 64
@@ -98,9 +98,45 @@ class SuffixIndex:
         from specds.datastore.suffix_lookup import continuation_tree
 
         nodes: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]] = continuation_tree(
-            self.tokens, self.suffixes, match.length, match.low, match.high, max_depth, max_nodes
+            self.parts, match.length, match.ranges, max_depth, max_nodes
         )
         return nodes
+
+    def places(self, match: Match, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Some of a match's occurrences, spread evenly over all of them in the order of segments and ranks.
+
+        Args:
+            most: how many at most; all where there are no more.
+
+        Returns:
+            segments int64[k], indexes into the segments opened, and positions int64[k] in their tokens, where the
+            matched tokens start. Entries of a forged suffix array that point outside the tokens are left out.
+        """
+        total = match.occurrences
+        count = max(0, min(most, total))
+        picks = (2 * np.arange(count, dtype=np.int64) + 1) * total // (2 * max(count, 1))
+        ends = np.cumsum(match.ranges[:, 1] - match.ranges[:, 0])
+        segments = np.searchsorted(ends, picks, "right")
+        ranks = match.ranges[segments, 1] - (ends[segments] - picks)
+        pairs = zip(segments.tolist(), ranks.tolist(), strict=True)
+        positions = np.array([int(self.parts.suffixes[s][rank]) for s, rank in pairs], np.int64)
+        sizes = np.array([tokens.size for tokens in self.parts.tokens], np.int64)
+        inside = (positions >= 0) & (positions < sizes[segments])
+        return segments[inside].astype(np.int64), positions[inside]
+
+
+def _map_segment(directory: Path, segment: Segment) -> tuple[NDArray[Any], NDArray[Any]]:
+    parameters = segment.parameters
+    try:
+        count = int(parameters["positions"])
+        tokens = map_array(directory / "tokens.bin", _TOKEN_DTYPES[parameters["token_dtype"]], count)
+        suffixes = map_array(directory / "sa.bin", _SA_DTYPES[parameters["suffix_dtype"]], count)
+    except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
+        raise CorruptStore(
+            f"{directory} is not the suffix index that the manifest describes: {error!r}",
+            "run `specds build-suffix` again",
+        ) from error
+    return tokens, suffixes
 
 
 def build_suffix(store: Store) -> Segment:

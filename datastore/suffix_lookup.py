@@ -1,14 +1,15 @@
-"""Search in a suffix array of documents: the longest match of a context, and the counted tree of what follows it.
+"""Search in suffix arrays of documents: the longest match of a context, and the counted tree of what follows it.
 
-The text is documents of token ids with one separator after or between them: the largest value of the array's dtype. No
-query holds it, so no match crosses a document's end, and continuations stop there.
+A text is documents of token ids with one separator after or between them: the largest value of the array's dtype. No
+query holds it, so no match crosses a document's end, and continuations stop there. The documents may lie in several
+texts, each with a suffix array of its own: what is answered is what one text of all of them would answer.
 
-All occurrences of a string are one range of the suffix array, sorted by what follows; so within the range the
+All occurrences of a string are one range of a suffix array, sorted by what follows; so within the range the
 occurrences that share one more token are a range again. Counts are therefore widths of ranges, exact however many
 occurrences there are, and cost a few probes each.
 
-Both arrays may be memory maps of files that somebody else wrote. Entries of the suffix array are checked before they
-are used as addresses; one that points outside the text is an occurrence that nothing follows. Every loop works on a
+The arrays may be memory maps of files that somebody else wrote. Entries of a suffix array are checked before they
+are used as addresses; one that points outside its text is an occurrence that nothing follows. Every loop works on a
 range that shrinks, so that a corrupt array gives wrong answers at worst, never a crash or an endless loop.
 
 Source: Z. He et al., "REST: Retrieval-Based Speculative Decoding", NAACL 2024, section 3 (longest suffix match, tree of
@@ -21,13 +22,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specds.jit import compiled, int64, prefetch
+from specds.jit import compiled, load_int32, load_int64, load_uint16, load_uint32, prefetch_address
 
 Array = npt.NDArray[Any]
+Ranges = npt.NDArray[np.int64]
 Tree = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int64]]
+# A row of `Parts.table`.
+Part = tuple[int, int, int, int, int, int]
 
 # What `_following` gives where the text ends: below every token, as the end is in the order of suffixes.
 NOTHING = -1
+# What it gives for a separator of any dtype: above every token.
+END = 1 << 32
 
 
 def separator(dtype: npt.DTypeLike) -> int:
@@ -35,64 +41,84 @@ def separator(dtype: npt.DTypeLike) -> int:
     return int(np.iinfo(dtype).max)
 
 
+class Parts:
+    """Texts and their suffix arrays as compiled code sees them, whatever their number and dtypes.
+
+    Attributes:
+        tokens: each part's text, uint16[n] or uint32[n].
+        suffixes: each part's suffix array, int32 or int64, as long as the text unless somebody forged it.
+        table: int64[S, 6], for each part the addresses of both arrays, their lengths, and the bytes of an entry of
+            each. Valid while this object lives, because it holds the arrays.
+    """
+
+    __slots__ = ("suffixes", "table", "tokens")
+
+    def __init__(self, parts: Sequence[tuple[Array, Array]]) -> None:
+        """Args:
+            parts: pairs of tokens and suffix array; memory maps are not copied.
+
+        Raises:
+            TypeError: an array has another dtype or is not flat.
+        """
+        self.tokens = tuple(_plain(tokens, (np.uint16, np.uint32)) for tokens, _ in parts)
+        self.suffixes = tuple(_plain(suffixes, (np.int32, np.int64)) for _, suffixes in parts)
+        rows = [
+            (t.ctypes.data, s.ctypes.data, t.size, s.size, t.itemsize, s.itemsize)
+            for t, s in zip(self.tokens, self.suffixes, strict=True)
+        ]
+        self.table = np.array(rows, np.int64).reshape(len(rows), 6)
+
+
 def longest_match(
-    tokens: Array,
-    sa: Array,
+    parts: Parts,
     context: npt.NDArray[np.integer[Any]] | Sequence[int],
     max_match: int = 16,
     min_match: int = 2,
-) -> tuple[int, int, int]:
-    """Find the longest suffix of `context` that occurs in the text with at least one token after it.
+) -> tuple[int, Ranges]:
+    """Find the longest suffix of `context` that occurs in some part with at least one token after it.
 
     Args:
-        tokens: uint16 or uint32 [n], documents and separators.
-        sa: int32 or int64 [n], the suffix array of `tokens`.
-        context: integers [m], any m; only the last `max_match` matter. A token that the text's dtype cannot hold, or
-            that equals the separator, matches nothing.
+        parts: where to look.
+        context: integers [m], any m; only the last `max_match` matter. A token that a text's dtype cannot hold, or
+            that equals its separator, matches nothing there.
         max_match: longest match looked for, in tokens (REST: 16).
         min_match: shortest match that counts, in tokens, at least 1 (REST's back-off ends at 2).
 
     Returns:
-        (length, lo, hi): `sa[lo:hi]` are all occurrences of the last `length` tokens of the context, those at the end
-        of a document included. (0, 0, 0) if there is none.
+        (length, ranges int64[S, 2]): `suffixes[s][ranges[s, 0]:ranges[s, 1]]` are all occurrences in part s of the
+        last `length` tokens of the context, those at the end of a document included. Length 0 and empty ranges if
+        there is none.
 
     Raises:
-        TypeError: an array has another dtype.
         ValueError: `min_match` is below 1.
     """
     if min_match < 1:
         raise ValueError(f"min_match must be at least 1, not {min_match}: the empty string matches everywhere")
-    if min(max_match, len(context)) < min_match:
-        return 0, 0, 0
     # A copy, so that its layout and flags never ask for another compiled version.
-    query = np.array(context[-max_match:], np.int64)
-    length, lo, hi = _longest_match(_view(tokens, "uint"), _view(sa, "int"), query, min_match)
-    return length, lo, hi
+    query = np.array(context[-max_match:] if max_match > 0 else (), np.int64)
+    found: tuple[int, Ranges] = _longest_match(parts.table, query, min_match)
+    return found
 
 
 def continuation_tree(
-    tokens: Array,
-    sa: Array,
+    parts: Parts,
     length: int,
-    lo: int,
-    hi: int,
+    ranges: Ranges,
     max_depth: int = 10,
     max_nodes: int = 64,
     min_share: int = 256,
 ) -> Tree:
     """Count what follows all occurrences of a match, as a tree of at most `max_nodes` nodes.
 
-    A node stands for the path of tokens from the root to it; its count is the number of occurrences whose continuation
-    starts with that path. Kept are the best nodes in the order: larger count, smaller depth, path in the order of token
-    ids. A node with count * min_share < hi - lo is never kept, so that the cost of a wide range does not grow with its
-    width; ranges narrower than `min_share` lose nothing to this rule.
+    A node stands for the path of tokens from the root to it; its count is the number of occurrences, in all parts,
+    whose continuation starts with that path. Kept are the best nodes in the order: larger count, smaller depth, path in
+    the order of token ids. A node with count * min_share < occurrences is never kept, so that the cost of a wide range
+    does not grow with its width; matches with fewer than `min_share` occurrences lose nothing to this rule.
 
     Args:
-        tokens: uint16 or uint32 [n], documents and separators.
-        sa: int32 or int64 [n], the suffix array of `tokens`.
+        parts: the texts.
         length: tokens in the match.
-        lo: with `hi`, the range of the match in `sa`, as `longest_match` gives it.
-        hi: end of the range, exclusive.
+        ranges: int64[S, 2], its occurrences in each part's suffix array, as `longest_match` gives them.
         max_depth: longest path, in tokens (REST: 10).
         max_nodes: most nodes kept (REST: 64).
         min_share: smallest share of the occurrences that a node must have, as 1 / min_share.
@@ -102,49 +128,60 @@ def continuation_tree(
         parents[i] < i; -1 for depth 1. Token ids from 2^31 on wrap.
 
     Raises:
-        TypeError: an array has another dtype.
-        ValueError: the range does not lie in `sa`, or `length` or `min_share` makes no sense.
+        ValueError: a range does not lie in its suffix array, or `length` or `min_share` makes no sense.
     """
-    if not 0 <= lo <= hi <= sa.size:
-        raise ValueError(f"lo={lo}, hi={hi} is no range in a suffix array of {sa.size} entries")
-    if not 0 <= length <= tokens.size:
-        raise ValueError(f"length={length} is no match length in a text of {tokens.size} tokens")
     if min_share < 1:
         raise ValueError(f"min_share must be at least 1, not {min_share}")
-    # More nodes than this there cannot be: at each depth the ranges of the nodes are disjoint.
-    max_nodes = min(max_nodes, max_depth * min(hi - lo, min_share))
-    if max_nodes <= 0:
-        return np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64)
-    least = -(-(hi - lo) // min_share)
-    tree: Tree = _continuation_tree(
-        _view(tokens, "uint"), _view(sa, "int"), length, lo, hi, max_depth, max_nodes, least
-    )
+    # A copy for the same reason as the query's.
+    where = np.array(ranges, np.int64, order="C", ndmin=2)
+    if where.shape != (len(parts.tokens), 2):
+        raise ValueError(f"ranges of shape {where.shape} do not belong to {len(parts.tokens)} parts")
+    tree: Tree = _continuation_tree(parts.table, length, where, max_depth, max_nodes, min_share)
     return tree
 
 
-def _view(array: Array, kind: str) -> Array:
-    """The same memory as a plain read-only array, so that one compiled version serves memory maps and arrays alike."""
-    expected = (np.uint16, np.uint32) if kind == "uint" else (np.int32, np.int64)
+def _plain(array: Array, expected: tuple[type, type]) -> Array:
     if array.dtype not in expected or array.ndim != 1:
         raise TypeError(
             f"need a flat array of {' or '.join(t.__name__ for t in expected)}, not {array.ndim}-d {array.dtype}"
         )
-    view = array.view(np.ndarray)
-    view.flags.writeable = False
-    return view
+    return np.ascontiguousarray(array).view(np.ndarray)
 
 
 @compiled
-def _compare(tokens: Array, sa: Array, rank: int, query: Array, start: int) -> int:
+def _part(table: Array, s: int) -> Part:
+    return table[s, 0], table[s, 1], table[s, 2], table[s, 3], table[s, 4], table[s, 5]
+
+
+@compiled
+def _position(part: Part, rank: int) -> int:
+    """The entry of this rank, which must be below the part's number of ranks; what it says may be anything."""
+    _, suffixes, _, _, _, width = part
+    if width == 4:
+        return load_int32(suffixes + 4 * rank)
+    return load_int64(suffixes + 8 * rank)
+
+
+@compiled
+def _token(part: Part, position: int) -> int:
+    """The token at this position, which must lie in the text; separators as they are stored."""
+    tokens, _, _, _, width, _ = part
+    if width == 2:
+        return load_uint16(tokens + 2 * position)
+    return load_uint32(tokens + 4 * position)
+
+
+@compiled
+def _compare(part: Part, rank: int, query: Array, start: int) -> int:
     """-1, 0 or 1: the suffix of this rank is smaller than query[start:], begins with it, or is larger."""
-    n = tokens.size
-    p = int64(sa[rank])
+    _, _, n, _, _, _ = part
+    p = _position(part, rank)
     if p < 0 or p >= n:
         return -1
     for k in range(start, query.size):
         if p >= n:
             return -1
-        token = int64(tokens[p])
+        token = _token(part, p)
         if token != query[k]:
             return -1 if token < query[k] else 1
         p += 1
@@ -152,16 +189,17 @@ def _compare(tokens: Array, sa: Array, rank: int, query: Array, start: int) -> i
 
 
 @compiled
-def _lower_bound(tokens: Array, sa: Array, query: Array, start: int) -> int:
+def _lower_bound(part: Part, query: Array, start: int) -> int:
     """The rank of the first suffix that is not smaller than query[start:]."""
+    _, suffixes, _, ranks, _, width = part
     low = 0
-    high = sa.size
+    high = ranks
     while low < high:
         middle = (low + high) >> 1
         # Either is the next place read: have both on the way while this one's token arrives.
-        prefetch(sa, (low + middle) >> 1)
-        prefetch(sa, (middle + 1 + high) >> 1)
-        if _compare(tokens, sa, middle, query, start) < 0:
+        prefetch_address(suffixes + width * ((low + middle) >> 1))
+        prefetch_address(suffixes + width * ((middle + 1 + high) >> 1))
+        if _compare(part, middle, query, start) < 0:
             low = middle + 1
         else:
             high = middle
@@ -169,18 +207,19 @@ def _lower_bound(tokens: Array, sa: Array, query: Array, start: int) -> int:
 
 
 @compiled
-def _upper_bound(tokens: Array, sa: Array, query: Array, start: int, low: int) -> int:
+def _upper_bound(part: Part, query: Array, start: int, low: int) -> int:
     """The end of the suffixes that begin with query[start:], given the first. Most such ranges are short: gallop."""
+    _, _, _, ranks, _, _ = part
     step = 1
     high = low + 1
-    while high < sa.size and _compare(tokens, sa, high, query, start) == 0:
+    while high < ranks and _compare(part, high, query, start) == 0:
         low = high
         step *= 2
-        high = min(high + step, sa.size)
+        high = min(high + step, ranks)
     low += 1
     while low < high:
         middle = (low + high) >> 1
-        if _compare(tokens, sa, middle, query, start) == 0:
+        if _compare(part, middle, query, start) == 0:
             low = middle + 1
         else:
             high = middle
@@ -188,66 +227,116 @@ def _upper_bound(tokens: Array, sa: Array, query: Array, start: int, low: int) -
 
 
 @compiled
-def _following(tokens: Array, sa: Array, rank: int, length: int) -> int:
-    """The token `length` places into the suffix of this rank, which may be a separator; NOTHING behind the text."""
-    n = tokens.size
-    p = int64(sa[rank])
-    if p < 0 or p >= n or p + length >= n:
-        return NOTHING
-    return int64(tokens[p + length])
+def _begins(part: Part, rank: int, query: Array, start: int) -> bool:
+    """Whether there is a suffix of this rank and it begins with query[start:]."""
+    _, _, _, ranks, _, _ = part
+    return rank < ranks and _compare(part, rank, query, start) == 0
 
 
 @compiled
-def _continues(tokens: Array, sa: Array, query: Array, start: int, low: int, end: int) -> bool:
+def _following(part: Part, rank: int, length: int) -> int:
+    """The token `length` places into the suffix of this rank; END for a separator, NOTHING behind the text."""
+    _, _, n, _, width, _ = part
+    p = _position(part, rank)
+    if p < 0 or p >= n or p + length >= n:
+        return NOTHING
+    token = _token(part, p + length)
+    return END if token == (1 << (8 * width)) - 1 else token
+
+
+@compiled
+def _continues(part: Part, query: Array, start: int, low: int) -> bool:
     """Whether an occurrence of query[start:] is followed by a token, given the rank of the first.
 
     Occurrences are sorted by what follows: at most one, the first, ends with the text, and separators come last.
     """
     length = query.size - start
-    for rank in range(low, min(low + 2, sa.size)):
-        if _compare(tokens, sa, rank, query, start) != 0:
+    for rank in range(low, low + 2):
+        if not _begins(part, rank, query, start):
             return False
-        token = _following(tokens, sa, rank, length)
+        token = _following(part, rank, length)
         if token != NOTHING:
-            return token != end
+            return token != END
     return False
 
 
 @compiled
-def _longest_match(tokens: Array, sa: Array, query: Array, min_match: int) -> tuple[int, int, int]:
-    end = (int64(1) << (8 * tokens.itemsize)) - 1
+def _speakable(part: Part, query: Array) -> int:
+    """How many tokens at the end of the query this part's text could hold."""
+    _, _, _, _, width, _ = part
+    end = (1 << (8 * width)) - 1
     valid = 0
     while valid < query.size and 0 <= query[query.size - 1 - valid] < end:
         valid += 1
-    # If a string occurs with a token after it, so does each of its suffixes: the length can be found by bisection.
+    return valid
+
+
+# What `tried` says in `_longest_match` of a part that the match cannot occur in.
+ABSENT = -1
+
+
+@compiled
+def _longest_match(table: Array, query: Array, min_match: int) -> tuple[int, Ranges]:
+    count = table.shape[0]
+    ranges = np.zeros((count, 2), np.int64)
+    # The length of the string whose first rank in part s is ranges[s, 0].
+    tried = np.zeros(count, np.int64)
     best = 0
-    best_low = 0
-    low = min_match
-    high = valid
-    while low <= high:
+    for s in range(count):
+        part = _part(table, s)
+        high = _speakable(part, query)
+        low = min_match
         length = (low + high) >> 1
-        start = query.size - length
-        first = _lower_bound(tokens, sa, query, start)
-        if _continues(tokens, sa, query, start, first, end):
-            best = length
-            best_low = first
-            low = length + 1
-        else:
-            high = length - 1
-    if best == 0:
-        return 0, 0, 0
-    return best, best_low, _upper_bound(tokens, sa, query, query.size - best, best_low)
+        if best > 0:
+            # What lacks the match of an earlier part also lacks all longer ones.
+            start = query.size - best
+            first = _lower_bound(part, query, start) if best <= high else 0
+            if best > high or not _begins(part, first, query, start):
+                tried[s] = ABSENT
+                continue
+            ranges[s, 0] = first
+            tried[s] = best
+            # Few parts know more than one before: ask that first.
+            low = best + 1
+            length = low
+        # If a string occurs with a token after it, so does each of its suffixes: the length can be found by bisection.
+        while low <= high:
+            start = query.size - length
+            first = _lower_bound(part, query, start)
+            if _continues(part, query, start, first):
+                best = length
+                ranges[s, 0] = first
+                tried[s] = length
+                low = length + 1
+            else:
+                high = length - 1
+            length = (low + high) >> 1
+    start = query.size - best
+    for s in range(count):
+        part = _part(table, s)
+        first = ranges[s, 0]
+        if best == 0 or tried[s] == ABSENT or _speakable(part, query) < best:
+            ranges[s, 0] = 0
+            continue
+        if tried[s] != best:
+            first = _lower_bound(part, query, start)
+            ranges[s, 0] = first
+        ranges[s, 1] = first
+        if _begins(part, first, query, start):
+            ranges[s, 1] = _upper_bound(part, query, start, first)
+    return best, ranges
 
 
 # Columns of the queue in `_continuation_tree`.
-COUNT, DEPTH, LOW, TOKEN, PARENT = range(5)
+COUNT, DEPTH, LOW, TOKEN, PARENT, SLOT = range(6)
 
 
 @compiled
 def _worse(queue: Array, row: int, count: int, depth: int, low: int) -> bool:
     """Whether the queue's entry comes after a node (count, depth, low) in the order of `continuation_tree`.
 
-    Nodes of one depth have disjoint ranges in the order of their paths: the start of the range stands for the path.
+    Nodes of one depth have disjoint ranges in the order of their paths, in each part, empty ranges included. So the
+    sum of the starts of a node's ranges stands for its path: it is the start in one suffix array of all parts.
     """
     if queue[row, COUNT] != count:
         return bool(queue[row, COUNT] < count)
@@ -257,11 +346,11 @@ def _worse(queue: Array, row: int, count: int, depth: int, low: int) -> bool:
 
 
 @compiled
-def _run_end(tokens: Array, sa: Array, low: int, high: int, length: int, token: int) -> int:
+def _run_end(part: Part, low: int, high: int, length: int, token: int) -> int:
     """The end of the run of ranks from `low` on, before `high`, that are followed by `token`; `low` has it."""
     step = 1
     probe = low + 1
-    while probe < high and _following(tokens, sa, probe, length) == token:
+    while probe < high and _following(part, probe, length) == token:
         low = probe
         step *= 2
         probe += step
@@ -269,7 +358,7 @@ def _run_end(tokens: Array, sa: Array, low: int, high: int, length: int, token: 
     low += 1
     while low < high:
         middle = (low + high) >> 1
-        if _following(tokens, sa, middle, length) == token:
+        if _following(part, middle, length) == token:
             low = middle + 1
         else:
             high = middle
@@ -277,11 +366,11 @@ def _run_end(tokens: Array, sa: Array, low: int, high: int, length: int, token: 
 
 
 @compiled
-def _run_start(tokens: Array, sa: Array, low: int, high: int, length: int, token: int) -> int:
-    """The start of the run of ranks up to `high`, not before `low`, that are followed by `token`; `high` has it."""
+def _run_start(part: Part, low: int, high: int, length: int, token: int) -> int:
+    """The first rank from `low` on that is followed by `token` or more, or `high`."""
     while low < high:
         middle = (low + high) >> 1
-        if _following(tokens, sa, middle, length) == token:
+        if _following(part, middle, length) >= token:
             high = middle
         else:
             low = middle + 1
@@ -289,76 +378,176 @@ def _run_start(tokens: Array, sa: Array, low: int, high: int, length: int, token
 
 
 @compiled
+def _next_run(part: Part, rank: int, high: int, length: int, width: int) -> tuple[int, int]:
+    """The first run of at least `width` ranks in [rank, high) that are followed by one token: its token and start.
+
+    The token is END where there is none. Each such run holds one of the ranks that are probed.
+    """
+    while True:
+        probe = rank + width - 1
+        if probe >= high:
+            return END, high
+        token = _following(part, probe, length)
+        if token == END:
+            # Separators come last: nothing else follows.
+            return END, high
+        start = _run_start(part, rank, probe, length, token)
+        if start + width > high:
+            return END, high
+        if start > rank and _following(part, start + width - 1, length) != token:
+            # Too short, and so is what is left of it after the probe.
+            rank = probe + 1
+        elif token == NOTHING:
+            rank = _run_end(part, start + width - 1, high, length, token)
+        else:
+            return token, start
+
+
+# Columns of the cursors in `_continuation_tree`, one for each part that holds the node whose children are found: the
+# part and its share of the width looked for; where the child counted last starts and ends; the end of the node's
+# range; the run found next: its token, its start and a rank in it.
+PART, SHARE, FROM, BASE, HIGH, NEXT, START, INSIDE = range(8)
+# Their NEXT before it is looked for.
+UNKNOWN = -2
+
+
+@compiled
 def _continuation_tree(
-    tokens: Array, sa: Array, length: int, lo: int, hi: int, max_depth: int, max_nodes: int, least: int
+    table: Array, length: int, ranges: Ranges, max_depth: int, max_nodes: int, min_share: int
 ) -> Tree:
-    end = (int64(1) << (8 * tokens.itemsize)) - 1
+    parts = table.shape[0]
+    total = 0
+    longest = 0
+    for s in range(parts):
+        _, _, n, ranks, _, _ = _part(table, s)
+        if not 0 <= ranges[s, 0] <= ranges[s, 1] <= ranks:
+            raise ValueError("no range of the suffix array: ranges must be those of a match in these parts")
+        total += ranges[s, 1] - ranges[s, 0]
+        longest = max(longest, n)
+    if not 0 <= length <= longest:
+        raise ValueError("no match has this length: it is negative or above every text's")
+    # More nodes than this there cannot be: at each depth the ranges of the nodes are disjoint.
+    max_nodes = max(0, min(max_nodes, max_depth * min(total, min_share)))
     node_tokens = np.empty(max_nodes, np.int32)
     parents = np.empty(max_nodes, np.int32)
     counts = np.empty(max_nodes, np.int64)
+    if max_nodes == 0:
+        return node_tokens, parents, counts
+    least = -(-total // min_share)
     # Candidates, best first, in queue[head:tail]. No more are kept than can still be taken: head is the number taken,
-    # so one array of max_nodes rows does.
-    queue = np.empty((max_nodes, 5), np.int64)
+    # so one array of max_nodes rows does. Their ranges lie in slots; the last slot is the root's.
+    queue = np.empty((max_nodes, 6), np.int64)
+    slots = np.empty((max_nodes + 1, parts, 2), np.int64)
+    cursors = np.empty((parts, 8), np.int64)
+    for s in range(parts):
+        slots[max_nodes, s, 0] = ranges[s, 0]
+        slots[max_nodes, s, 1] = ranges[s, 1]
     head = 0
     tail = 0
 
     depth = 0
-    low = lo
-    high = hi
+    here = max_nodes
     while True:
-        # Children of the node (depth, [low, high)) that was taken last; the root at first.
+        # Children of the node (depth, slots[here]) that was taken last; the root at first.
         if depth < max_depth:
             offset = length + depth
             depth += 1
-            rank = low
+            active = 0
+            shares = 0
+            absent = 0
+            for s in range(parts):
+                low = slots[here, s, 0]
+                high = slots[here, s, 1]
+                if low == high:
+                    absent += low
+                    continue
+                # Roots make the probes fewest: a part of n ranks is probed n / share times.
+                share = 1 + int(16 * np.sqrt(np.float64(high - low)))
+                shares += share
+                cursors[active, PART] = s
+                cursors[active, SHARE] = share
+                cursors[active, BASE] = low
+                cursors[active, HIGH] = high
+                cursors[active, NEXT] = UNKNOWN
+                active += 1
             while True:
-                # Only a run of at least `width` can still be taken; each such run holds a rank that is probed.
+                # Only a child of at least `width` occurrences can still be taken.
                 width = least
                 if tail == max_nodes:
                     worst = tail - 1
                     width = max(width, queue[worst, COUNT])
-                    if not _worse(queue, worst, width, depth, rank):
+                    low = absent
+                    for a in range(active):
+                        low += cursors[a, BASE]
+                    if not _worse(queue, worst, width, depth, low):
                         width += 1
-                probe = rank + width - 1
-                if probe >= high:
-                    break
-                token = _following(tokens, sa, probe, offset)
-                if token == end:
+                token = END
+                for a in range(active):
+                    if cursors[a, NEXT] == UNKNOWN:
+                        # A child that is narrower than this in every part has at most width - 1 occurrences.
+                        least_here = width if active == 1 else 1 + (width - 1) * cursors[a, SHARE] // shares
+                        part = _part(table, cursors[a, PART])
+                        found, start = _next_run(part, cursors[a, BASE], cursors[a, HIGH], offset, least_here)
+                        cursors[a, NEXT] = found
+                        cursors[a, START] = start
+                        cursors[a, INSIDE] = start + least_here - 1
+                    token = min(token, cursors[a, NEXT])
+                if token == END:
                     # Separators come last: nothing else follows.
                     break
-                start = _run_start(tokens, sa, rank, probe, offset, token)
-                if start + width > high:
-                    break
-                if start > rank and _following(tokens, sa, start + width - 1, offset) != token:
-                    # Too short, and so is what is left of it after the probe.
-                    rank = probe + 1
+                count = 0
+                low = absent
+                for a in range(active):
+                    part = _part(table, cursors[a, PART])
+                    start = cursors[a, START]
+                    end = start
+                    if cursors[a, NEXT] == token:
+                        cursors[a, NEXT] = UNKNOWN
+                        end = _run_end(part, cursors[a, INSIDE], cursors[a, HIGH], offset, token)
+                    else:
+                        start = _run_start(part, cursors[a, BASE], start, offset, token)
+                        if start < end and _following(part, start, offset) == token:
+                            end = _run_end(part, start, end, offset, token)
+                        else:
+                            end = start
+                    cursors[a, FROM] = start
+                    cursors[a, BASE] = end
+                    count += end - start
+                    low += start
+                if count < least:
                     continue
-                rank = _run_end(tokens, sa, start + width - 1, high, offset, token)
-                if token == NOTHING:
-                    continue
-                count = rank - start
                 row = tail
+                slot = tail
                 if tail == max_nodes:
                     row = tail - 1
+                    if not _worse(queue, row, count, depth, low):
+                        continue
+                    slot = queue[row, SLOT]
                 else:
                     tail += 1
-                while row > head and _worse(queue, row - 1, count, depth, start):
-                    for column in range(5):
+                while row > head and _worse(queue, row - 1, count, depth, low):
+                    for column in range(6):
                         queue[row, column] = queue[row - 1, column]
                     row -= 1
                 queue[row, COUNT] = count
                 queue[row, DEPTH] = depth
-                queue[row, LOW] = start
+                queue[row, LOW] = low
                 queue[row, TOKEN] = token
                 queue[row, PARENT] = head - 1
+                queue[row, SLOT] = slot
+                for s in range(parts):
+                    slots[slot, s, 0] = slots[here, s, 0]
+                    slots[slot, s, 1] = slots[here, s, 0]
+                for a in range(active):
+                    slots[slot, cursors[a, PART], 0] = cursors[a, FROM]
+                    slots[slot, cursors[a, PART], 1] = cursors[a, BASE]
         if head == tail:
             break
         node_tokens[head] = queue[head, TOKEN]
         parents[head] = queue[head, PARENT]
         counts[head] = queue[head, COUNT]
         depth = queue[head, DEPTH]
-        low = queue[head, LOW]
-        high = low + queue[head, COUNT]
+        here = queue[head, SLOT]
         head += 1
         if head == max_nodes:
             break
