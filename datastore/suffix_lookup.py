@@ -328,7 +328,7 @@ def _longest_match(table: Array, query: Array, min_match: int) -> tuple[int, Ran
 
 
 # Columns of the queue in `_continuation_tree`.
-COUNT, DEPTH, LOW, TOKEN, PARENT, SLOT = range(6)
+COUNT, DEPTH, LOW, SLOT = range(4)
 
 
 @compiled
@@ -412,6 +412,49 @@ UNKNOWN = -2
 
 
 @compiled
+def _next_child(
+    table: Array, cursors: Array, active: int, shares: int, length: int, width: int
+) -> tuple[int, int, int]:
+    """The next token that `width` ranks or more may be followed by: the token, their number, the sum of their starts.
+
+    It moves the cursors on. The token is END where no other follows.
+    """
+    token = END
+    for a in range(active):
+        if cursors[a, NEXT] == UNKNOWN:
+            # The widths asked of the parts are chosen so that a child narrower in each has at most width - 1 ranks.
+            part = _part(table, cursors[a, PART])
+            least = 1 + (width - 1) * cursors[a, SHARE] // shares
+            found, start = _next_run(part, cursors[a, BASE], cursors[a, HIGH], length, least)
+            cursors[a, NEXT] = found
+            cursors[a, START] = start
+            cursors[a, INSIDE] = start + least - 1
+        token = min(token, cursors[a, NEXT])
+    count = 0
+    low = 0
+    if token == END:
+        return token, count, low
+    for a in range(active):
+        part = _part(table, cursors[a, PART])
+        start = cursors[a, START]
+        end = start
+        if cursors[a, NEXT] == token:
+            end = _run_end(part, cursors[a, INSIDE], cursors[a, HIGH], length, token)
+            cursors[a, NEXT] = UNKNOWN
+        else:
+            start = _run_start(part, cursors[a, BASE], end, length, token)
+            if start < end and _following(part, start, length) == token:
+                end = _run_end(part, start, end, length, token)
+            else:
+                end = start
+        cursors[a, FROM] = start
+        cursors[a, BASE] = end
+        count += end - start
+        low += start
+    return token, count, low
+
+
+@compiled
 def _continuation_tree(
     table: Array, length: int, ranges: Ranges, max_depth: int, max_nodes: int, min_share: int
 ) -> Tree:
@@ -435,8 +478,9 @@ def _continuation_tree(
         return node_tokens, parents, counts
     least = -(-total // min_share)
     # Candidates, best first, in queue[head:tail]. No more are kept than can still be taken: head is the number taken,
-    # so one array of max_nodes rows does. Their ranges lie in slots; the last slot is the root's.
-    queue = np.empty((max_nodes, 6), np.int64)
+    # so one array of max_nodes rows does. Ranges lie in slots, the root's in the last; tokens and parents in links.
+    queue = np.empty((max_nodes, 4), np.int64)
+    links = np.empty((max_nodes, 2), np.int64)
     slots = np.empty((max_nodes + 1, parts, 2), np.int64)
     cursors = np.empty((parts, 8), np.int64)
     for s in range(parts):
@@ -470,84 +514,76 @@ def _continuation_tree(
                 cursors[active, HIGH] = high
                 cursors[active, NEXT] = UNKNOWN
                 active += 1
+            # Most nodes lie in one part: their children are found without cursors.
+            part = _part(table, cursors[0, PART])
+            base = cursors[0, BASE]
+            end = cursors[0, HIGH]
             while True:
                 # Only a child of at least `width` occurrences can still be taken.
                 width = least
                 if tail == max_nodes:
                     worst = tail - 1
                     width = max(width, queue[worst, COUNT])
-                    low = absent
-                    for a in range(active):
-                        low += cursors[a, BASE]
+                    low = absent + base
+                    if active > 1:
+                        low = absent
+                        for a in range(active):
+                            low += cursors[a, BASE]
                     if not _worse(queue, worst, width, depth, low):
                         width += 1
-                token = END
-                for a in range(active):
-                    if cursors[a, NEXT] == UNKNOWN:
-                        # A child that is narrower than this in every part has at most width - 1 occurrences.
-                        least_here = width if active == 1 else 1 + (width - 1) * cursors[a, SHARE] // shares
-                        part = _part(table, cursors[a, PART])
-                        found, start = _next_run(part, cursors[a, BASE], cursors[a, HIGH], offset, least_here)
-                        cursors[a, NEXT] = found
-                        cursors[a, START] = start
-                        cursors[a, INSIDE] = start + least_here - 1
-                    token = min(token, cursors[a, NEXT])
-                if token == END:
-                    # Separators come last: nothing else follows.
-                    break
-                count = 0
-                low = absent
-                for a in range(active):
-                    part = _part(table, cursors[a, PART])
-                    start = cursors[a, START]
-                    end = start
-                    if cursors[a, NEXT] == token:
-                        cursors[a, NEXT] = UNKNOWN
-                        end = _run_end(part, cursors[a, INSIDE], cursors[a, HIGH], offset, token)
-                    else:
-                        start = _run_start(part, cursors[a, BASE], start, offset, token)
-                        if start < end and _following(part, start, offset) == token:
-                            end = _run_end(part, start, end, offset, token)
-                        else:
-                            end = start
-                    cursors[a, FROM] = start
-                    cursors[a, BASE] = end
-                    count += end - start
-                    low += start
-                if count < least:
-                    continue
+                if active == 1:
+                    token, start = _next_run(part, base, end, offset, width)
+                    if token == END:
+                        # Separators come last: nothing else follows.
+                        break
+                    base = _run_end(part, start + width - 1, end, offset, token)
+                    count = base - start
+                    low = absent + start
+                else:
+                    token, count, low = _next_child(table, cursors, active, shares, offset, width)
+                    if token == END:
+                        break
+                    if count < width:
+                        continue
+                    low += absent
+                    start = 0
                 row = tail
                 slot = tail
                 if tail == max_nodes:
                     row = tail - 1
-                    if not _worse(queue, row, count, depth, low):
-                        continue
                     slot = queue[row, SLOT]
+                    if active > 1 and not _worse(queue, row, count, depth, low):
+                        continue
                 else:
                     tail += 1
                 while row > head and _worse(queue, row - 1, count, depth, low):
-                    for column in range(6):
+                    for column in range(4):
                         queue[row, column] = queue[row - 1, column]
                     row -= 1
                 queue[row, COUNT] = count
                 queue[row, DEPTH] = depth
                 queue[row, LOW] = low
-                queue[row, TOKEN] = token
-                queue[row, PARENT] = head - 1
                 queue[row, SLOT] = slot
-                for s in range(parts):
-                    slots[slot, s, 0] = slots[here, s, 0]
-                    slots[slot, s, 1] = slots[here, s, 0]
-                for a in range(active):
-                    slots[slot, cursors[a, PART], 0] = cursors[a, FROM]
-                    slots[slot, cursors[a, PART], 1] = cursors[a, BASE]
+                links[slot, 0] = token
+                links[slot, 1] = head - 1
+                if parts > 1:
+                    for s in range(parts):
+                        slots[slot, s, 0] = slots[here, s, 0]
+                        slots[slot, s, 1] = slots[here, s, 0]
+                if active == 1:
+                    slots[slot, cursors[0, PART], 0] = start
+                    slots[slot, cursors[0, PART], 1] = base
+                else:
+                    for a in range(active):
+                        slots[slot, cursors[a, PART], 0] = cursors[a, FROM]
+                        slots[slot, cursors[a, PART], 1] = cursors[a, BASE]
         if head == tail:
             break
-        node_tokens[head] = queue[head, TOKEN]
-        parents[head] = queue[head, PARENT]
+        here = queue[head, SLOT]
+        node_tokens[head] = links[here, 0]
+        parents[head] = links[here, 1]
         counts[head] = queue[head, COUNT]
         depth = queue[head, DEPTH]
-        here = queue[head, SLOT]
         head += 1
         if head == max_nodes:
             break
