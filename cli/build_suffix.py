@@ -7,23 +7,37 @@ from typing import Annotated
 
 import typer
 
+from specds.cli import options
 
-def build_suffix(store: Annotated[Path, typer.Argument(help="The datastore.")]) -> None:
-    """Build a store's static suffix index, for the drafter `rest`.
 
-    Finds every occurrence of the context's last tokens in microseconds. An index that is there already is
-    replaced in one step; until then readers see the old one.
+def build_suffix(
+    store: Annotated[Path, typer.Argument(help="The datastore.")],
+    memory: options.Memory = None,
+) -> None:
+    """Build a store's static suffix index, or take in what was added since, for the drafter `rest`.
 
-    [dim]specds build-suffix code.ds[/dim]
+    Finds every occurrence of the context's last tokens in microseconds. Documents that are in the index stay
+    there; new ones become a segment, which takes in the last ones that are no larger. Until it is done, readers
+    see the index as it was.
+
+    [dim]specds build-suffix code.ds --memory 2GB[/dim]
     """
     import time
 
-    from specds.cli.render import note, working
+    from specds.cli.render import bar, note
+    from specds.datastore.build_suffix import build_suffix as run
     from specds.datastore.store import open_store
-    from specds.datastore.suffix import build_suffix as run
 
     began = time.perf_counter()
     opened = open_store(store)
-    with working("sorting suffixes"):
-        segment = run(opened)
-    note(f"{store}: suffix index over {segment.tokens:,} tokens in {time.perf_counter() - began:.1f} s")
+    limit = options.size("memory", memory)
+    with bar("sorting suffixes", opened.manifest.tokens, "tokens/s") as update:
+        built = run(opened, memory=limit, progress=lambda done, total: update(done, total, -1.0))
+    if not built:
+        note(f"{store}: the suffix index covers all documents already")
+        return
+    manifest = open_store(store).manifest
+    note(
+        f"{store}: sorted {sum(one.tokens for one in built):,} tokens in {time.perf_counter() - began:.1f} s; "
+        f"the suffix index has {sum(one.tokens for one in manifest.suffix):,}, in {len(manifest.suffix)} segments"
+    )

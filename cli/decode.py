@@ -50,6 +50,9 @@ def decode(
     update_table: Annotated[
         bool, typer.Option("--update-table", help="Add this run's divergences to --table; other jobs may, too.")
     ] = False,
+    verify_store: Annotated[
+        bool, typer.Option("--verify", help="Read every byte of the stores first, as `specds verify` does.")
+    ] = False,
     budget: options.Budget = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     temperature: options.Temperature = 0.0,
@@ -123,7 +126,7 @@ def decode(
     if store:
         # Before the weights are loaded: a store of another tokenizer is refused at once.
         tokenizer = find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code)
-        stores = options.open_stores(store, tokenizer)
+        stores = options.open_stores(store, tokenizer, thorough=verify_store)
     if drafter is None:
         drafter = _default_drafter(stores)
         parse_options(find(DRAFTERS, drafter, "drafter").Options, chosen, f"drafter {drafter}")
@@ -246,9 +249,9 @@ def _remark(note: Callable[[str], None], stores: list[Store], drafter: str, inde
     if stores and index is None:
         note(f"note: drafter {drafter} looks nothing up; --store is not used")
     for store in stores if index else []:
-        missing = store.stale(getattr(store.manifest, str(index))[-1])
+        missing = store.manifest.uncovered(str(index))
         if missing:
             note(
-                f"note: {len(missing)} corpus files of {store.path} were added after its {index} index was built — "
+                f"note: {len(missing)} corpus files of {store.path} are not in its {index} index yet — "
                 f"`specds build-{index} {store.path}` takes them in"
             )

@@ -48,8 +48,8 @@ def demo(
     language_model = options.load(model, None, dtype, device, threads, False)
 
     from specds.datastore.build_dense import build_dense
+    from specds.datastore.build_suffix import build_suffix
     from specds.datastore.generation import GenerationOptions, generate
-    from specds.datastore.suffix import build_suffix
     from specds.decode.drafters import DRAFTERS
     from specds.decode.engine import Engine
     from specds.decode.registry import load as find
@@ -64,15 +64,13 @@ def demo(
         report = generate(store, language_model, corpus, GenerationOptions(max_new_tokens=160, source="demo"))
     note(f"   {report.documents} new answers, {report.tokens:,} tokens; {report.present} were there already")
     store = open_store(path, language_model.tokenizer)
-    for kind, segments in (("suffix", store.manifest.suffix), ("dense", store.manifest.dense)):
-        if not segments or store.stale(segments[-1]):
-            with working(f"building the {kind} index"):
-                built = build_suffix(store) if kind == "suffix" else build_dense(store, language_model)
-        else:
-            built = segments[-1]
-        quality = ", ".join(f"{name} {value}" for name, value in built.quality.items())
-        step = "2" if kind == "suffix" else "3"
-        note(f"{step}. build-{kind}: {built.tokens:,} tokens{'; ' + quality if quality else ''}")
+    for number, kind in ((2, "suffix"), (3, "dense")):
+        with working(f"building the {kind} index"):
+            built = build_suffix(store) if kind == "suffix" else build_dense(store, language_model)
+        segments = built or store.manifest.indexes[kind]
+        quality = "; ".join(f"{name} {value}" for name, value in segments[-1].quality.items())
+        indexed = sum(segment.tokens for segment in segments)
+        note(f"{number}. build-{kind}: {indexed:,} tokens{'; ' + quality if quality else ''}")
 
     store = open_store(path, language_model.tokenizer)
     asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:prompts]

@@ -25,6 +25,9 @@ def ingest(
     split: Annotated[str, typer.Option(help="Which split of a Hugging Face data set.")] = "train",
     source: Annotated[str | None, typer.Option(help="File all documents under this name.")] = None,
     source_field: Annotated[str | None, typer.Option(help="The column that names each document's source.")] = None,
+    licence: Annotated[
+        str, typer.Option(help="The licence of these documents, for `specds inspect --provenance`.")
+    ] = "",
     max_tokens: Annotated[
         int, typer.Option(min=2, help="Longer prompts and responses are cut to so many tokens.")
     ] = 1024,
@@ -67,7 +70,7 @@ def ingest(
         tokenizer = find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code)
     target = create_store(store, tokenizer)
     with bar("ingesting", limit) as update:
-        report = run(target, tokenizer, examples, max_tokens, strict, lambda done: update(done, limit, -1.0))
+        report = run(target, tokenizer, examples, max_tokens, strict, licence, lambda done: update(done, limit, -1.0))
     said = f"{store}: {report.documents:,} new documents, {report.tokens:,} tokens"
     if report.present:
         said += f"; {report.present:,} were there already"

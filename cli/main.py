@@ -15,7 +15,9 @@ from specds.cli import (
     build_suffix,
     calibrate_csd,
     choose_skip,
+    compact,
     decode,
+    dedupe,
     demo,
     diff,
     drafters,
@@ -23,7 +25,10 @@ from specds.cli import (
     generate,
     ingest,
     inspect,
+    merge,
     profile,
+    rebuild,
+    remove,
     table,
     verify,
 )
@@ -60,6 +65,11 @@ app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("diff")(diff.diff)
 app.command("export")(export.export)
+app.command("compact")(compact.compact)
+app.command("merge")(merge.merge)
+app.command("remove")(remove.remove)
+app.command("dedupe")(dedupe.dedupe)
+app.command("rebuild")(rebuild.rebuild)
 app.command("demo")(demo.demo)
 
 

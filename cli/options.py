@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,6 +85,27 @@ Set = Annotated[
 ]
 
 
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory to build in, such as 2GB; default: half of the machine's."),
+]
+
+
+def size(name: str, text: str | None) -> int | None:
+    """Bytes of a size such as 500MB, 2GB or 1.5GiB.
+
+    Raises:
+        UsageError: it is no size.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kKMGT]?)(i?)B?", text.strip())
+    if not found:
+        raise UsageError(f"--{name} is {text!r}", "a size such as 500MB, 2GB or 1.5GiB")
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
+
+
 DraftModel = Annotated[
     str | None,
     typer.Option(
@@ -102,11 +124,11 @@ def draft_model(name: str | None, device: str, dtype: str, trust_remote_code: bo
     return load(name, None, dtype, device, None, trust_remote_code)
 
 
-def open_stores(paths: Sequence[Path] | None, tokenizer: Tokenizer) -> list[Store]:
-    """Datastores that hold a tokenizer's tokens."""
+def open_stores(paths: Sequence[Path] | None, tokenizer: Tokenizer, *, thorough: bool = False) -> list[Store]:
+    """Datastores that hold a tokenizer's tokens; every byte of them is read if `thorough`."""
     from specds.datastore.store import open_store
 
-    return [open_store(path, tokenizer) for path in paths or []]
+    return [open_store(path, tokenizer, thorough=thorough) for path in paths or []]
 
 
 def load(

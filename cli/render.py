@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from specds.datastore.corrections import Table as Corrections
-    from specds.datastore.manifest import Segment
+    from specds.datastore.manifest import Segment, SourceCount
     from specds.datastore.store import Store
     from specds.decode.cost import CostCurve
     from specds.decode.counters import Counters
@@ -206,6 +207,18 @@ def cost_curve(title: str, curve: CostCurve) -> None:
     out.print(table)
 
 
+def savings(found: dict[str, dict[str, SourceCount]]) -> dict[str, Any]:
+    """What `specds dedupe` saves, as JSON."""
+    return {
+        name: {
+            "documents": sum(one.documents for one in saved.values()),
+            "tokens": sum(one.tokens for one in saved.values()),
+            "sources": {source: dataclasses.asdict(one) for source, one in sorted(saved.items())},
+        }
+        for name, saved in found.items()
+    }
+
+
 def store_record(store: Store) -> dict[str, Any]:
     """What is in a store, as JSON."""
     manifest = store.manifest
@@ -234,6 +247,8 @@ def store_record(store: Store) -> dict[str, Any]:
                 "origin": shard.origin,
                 "model": shard.model and {"name": shard.model.name, "fingerprint": shard.model.fingerprint},
                 "sampling": shard.sampling,
+                "sources": sorted(shard.sources),
+                "licence": shard.licence,
                 "command": shard.provenance.command,
                 "version": shard.provenance.version,
                 "date": shard.provenance.date,
@@ -241,26 +256,29 @@ def store_record(store: Store) -> dict[str, Any]:
             for shard in manifest.corpus
         ],
         "indexes": [
-            _segment_record(store, kind, segment)
-            for kind, segments in (("suffix", manifest.suffix), ("dense", manifest.dense))
-            for segment in segments
+            _segment_record(store, kind, segment) for kind, segments in manifest.indexes.items() for segment in segments
         ],
+        "uncovered": {
+            kind: [shard.file for shard in manifest.uncovered(kind)]
+            for kind, segments in manifest.indexes.items()
+            if segments
+        },
+        "history": [dataclasses.asdict(change) for change in manifest.history],
         "bytes": store.size(),
         "files": len(manifest.files),
     }
 
 
 def _segment_record(store: Store, kind: str, segment: Segment) -> dict[str, Any]:
-    files = {name: record for name, record in store.manifest.files.items() if name.startswith(segment.directory + "/")}
     return {
         "kind": kind,
         "directory": segment.directory,
         "tokens": segment.tokens,
-        "stale": store.stale(segment),
+        "shards": segment.shards,
         "model": segment.model and {"name": segment.model.name, "fingerprint": segment.model.fingerprint},
         "parameters": segment.parameters,
         "quality": segment.quality,
-        "bytes": sum(record.size for record in files.values()),
+        "bytes": sum(store.manifest.files[name].size for name in store.manifest.files_of(segment)),
         "command": segment.provenance.command,
         "version": segment.provenance.version,
         "date": segment.provenance.date,
@@ -289,13 +307,42 @@ def store_tables(store: Store) -> None:
     if not record["indexes"]:
         out.print("indexes    none yet: specds build-suffix, specds build-dense")
     for index in record["indexes"]:
-        stale = f" [yellow]stale: {len(index['stale'])} corpus files are not in it[/yellow]" if index["stale"] else ""
-        out.print(f"{index['kind']:10} {index['tokens']:,} tokens, {_size(index['bytes'])}, {index['date']}{stale}")
+        out.print(f"{index['kind']:10} {index['tokens']:,} tokens, {_size(index['bytes'])}, {index['date']}")
         for what in ("parameters", "quality"):
             if index[what]:
                 out.print(f"           {what}: " + ", ".join(f"{k} {v}" for k, v in index[what].items()))
         if index["model"]:
             out.print(f"           model: {index['model']['name']} ({index['model']['fingerprint'][:16]})")
+    for kind, files in record["uncovered"].items():
+        if files:
+            out.print(
+                f"[yellow]{len(files)} corpus files are not in the {kind} index yet: specds build-{kind}[/yellow]"
+            )
+
+
+def provenance_table(store: Store) -> None:
+    """What `specds inspect --provenance` shows: every part, where it came from, and what was done since."""
+    out = screen(stderr=False)
+    record = _escaped(store_record(store))
+    table = Table("date", "what", "from", "licence", "made by", box=None, padding=(0, 2, 0, 2))
+    rows: list[tuple[str, ...]] = []
+    for part in record["corpus"]:
+        who = f"generated by {part['model']['name']}" if part["model"] else part["origin"]
+        said = f"{part['documents']:,} documents, {who}: {', '.join(part['sources'])}"
+        rows.append((part["date"], part["file"], said, part["licence"] or "not said", _by(part)))
+    for part in record["indexes"]:
+        model = f", {part['model']['name']}" if part["model"] else ""
+        rows.append((part["date"], part["directory"], f"{len(part['shards'])} corpus files{model}", "", _by(part)))
+    for change in record["history"]:
+        made = change["provenance"]
+        rows.append((made["date"], change["what"], "", "", _by(made)))
+    for row in sorted(rows):
+        table.add_row(*row)
+    out.print(table)
+
+
+def _by(made: dict[str, Any]) -> str:
+    return f"{made['command']} (specds {made['version']})"
 
 
 def store_difference(raw: dict[str, Any]) -> None:

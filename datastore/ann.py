@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from specds.errors import CorruptStore, UsageError, first_line
 
 KINDS = ("scann", "faiss")
+KEYS = ("float32", "half", "int8", "none")
+"""How keys are kept: as they are, in two bytes, in one, or only as the codes that a first look needs."""
 _EXACT_BELOW = 20_000
 _TRAIN = 250_000
 _ASSET_LINE = re.compile(r'assets \{|\}|\s*asset_type: [A-Z0-9_]+|\s*asset_path: "[A-Za-z0-9_-][A-Za-z0-9_.-]*"|\s*')
@@ -37,17 +39,25 @@ def default_kind() -> str:
 
 
 def build(
-    kind: str, keys: NDArray[np.float32], directory: Path, *, leaves: int | None = None, search: int = 250
+    kind: str,
+    keys: NDArray[np.float32],
+    directory: Path,
+    *,
+    leaves: int | None = None,
+    search: int = 250,
+    kept: str = "float32",
 ) -> dict[str, Any]:
     """Index unit-length keys for dot-product search and write the index's files into a directory.
 
-    Below 20,000 keys the search is exact; a partition would only lose recall.
+    Below 20,000 keys all are compared; a partition would only lose recall.
 
     Args:
         kind: `scann` or `faiss`.
         keys: float32[n, d]; may be memory-mapped.
         leaves: cells of the partition; None: 5 √n.
         search: cells looked into for one query (DReSD's setting: 250).
+        kept: one of KEYS. bfloat16 (ScaNN) or float16 (faiss) for `half`. Without keys, neighbours are as near as their
+            codes say; so few that all are compared are kept in one byte then.
 
     Returns:
         what `load` needs, for the manifest.
@@ -58,14 +68,48 @@ def build(
     leaves = min(leaves or round(5 * math.sqrt(len(keys))), len(keys))
     if len(keys) < _EXACT_BELOW:
         leaves = 0
-    parameters = {"ann": kind, "leaves": leaves, "leaves_searched": min(search, leaves)}
-    if kind == "scann":
-        _build_scann(keys, directory, leaves, search)
-    elif kind == "faiss":
-        _build_faiss(keys, directory, leaves)
-    else:
+        if kept == "none":
+            kept = "int8"
+    parameters = {"ann": kind, "leaves": leaves, "leaves_searched": min(search, leaves), "kept": kept}
+    if kind not in KINDS:
         raise UsageError(f"no index kind {kind!r}", f"--index is one of {', '.join(KINDS)}")
+    if kept not in KEYS:
+        raise UsageError(f"no way to keep keys called {kept!r}", f"--keys is one of {', '.join(KEYS)}")
+    if kind == "scann":
+        _build_scann(keys, directory, leaves, search, kept)
+    else:
+        _build_faiss(keys, directory, leaves, kept)
     return parameters
+
+
+def stored_keys(directory: Path, parameters: dict[str, Any]) -> NDArray[np.float32] | None:
+    """The keys of an index that was built with `float32` or `half`; None where they are not kept that well.
+
+    Raises:
+        CorruptStore: the files are not what the parameters say.
+    """
+    try:
+        if parameters["kept"] == "float32" and parameters["ann"] == "scann":
+            return _checked(np.load(directory / "dataset.npy", mmap_mode="r", allow_pickle=False), np.float32)
+        if parameters["kept"] == "half" and parameters["ann"] == "scann":
+            halves = np.load(directory / "bfloat16_dataset.npy", mmap_mode="r", allow_pickle=False)
+            return (_checked(halves, np.int16).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        if parameters["kept"] in ("float32", "half"):
+            index = _faiss().read_index(str(directory / "index.faiss"))
+            if parameters["leaves"]:
+                index.make_direct_map()
+            return _checked(index.reconstruct_n(0, index.ntotal), np.float32)
+    except (UsageError, CorruptStore):
+        raise
+    except Exception as error:  # faiss raises plain RuntimeError on damaged files
+        raise CorruptStore(f"{directory} does not give its keys: {first_line(error)}", "build it again") from error
+    return None
+
+
+def _checked(keys: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    if keys.ndim != 2 or keys.dtype != dtype:
+        raise ValueError(f"keys are {keys.ndim}-dimensional {keys.dtype}")
+    return keys
 
 
 def load(directory: Path, parameters: dict[str, Any], dims: int) -> Searcher:
@@ -133,30 +177,46 @@ class _Faiss:
         return similarity[0][real], rows[0][real]
 
 
-def _build_scann(keys: NDArray[np.float32], directory: Path, leaves: int, search: int) -> None:
+def _build_scann(keys: NDArray[np.float32], directory: Path, leaves: int, search: int, kept: str) -> None:
     scann = _scann()
+    from scann.scann_ops.py.scann_builder import ReorderType
+
+    quantized = {"float32": ReorderType.FLOAT32, "half": ReorderType.BFLOAT16, "int8": ReorderType.INT8}.get(kept)
     builder = scann.builder(np.ascontiguousarray(keys), 10, "dot_product")
     if leaves:
         builder = builder.tree(leaves, min(search, leaves), training_sample_size=min(len(keys), _TRAIN))
-        builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2).reorder(max(250, search))
+        builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
+        if quantized is not None:
+            builder = builder.reorder(max(250, search), quantized)
     else:
-        builder = builder.score_brute_force()
+        builder = builder.score_brute_force(quantized)
     with _silent():
         index = builder.build()
     with _saving():
         index.serialize(str(directory), relative_path=True)
 
 
-def _build_faiss(keys: NDArray[np.float32], directory: Path, leaves: int) -> None:
+def _build_faiss(keys: NDArray[np.float32], directory: Path, leaves: int, kept: str) -> None:
     faiss = _faiss()
     dims = keys.shape[1]
+    quantizers = {"half": faiss.ScalarQuantizer.QT_fp16, "int8": faiss.ScalarQuantizer.QT_8bit}
+    metric = faiss.METRIC_INNER_PRODUCT
     if leaves:
-        index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dims), dims, leaves, faiss.METRIC_INNER_PRODUCT)
+        coarse = faiss.IndexFlatIP(dims)
+        if kept in quantizers:
+            index = faiss.IndexIVFScalarQuantizer(coarse, dims, leaves, quantizers[kept], metric)
+        elif kept == "none":
+            index = faiss.IndexIVFPQ(coarse, dims, leaves, math.gcd(dims, max(1, dims // 2)), 8, metric)
+        else:
+            index = faiss.IndexIVFFlat(coarse, dims, leaves, metric)
+    elif kept in quantizers:
+        index = faiss.IndexScalarQuantizer(dims, quantizers[kept], metric)
+    else:
+        index = faiss.IndexFlatIP(dims)
+    if not index.is_trained:
         sample = np.random.default_rng(0).choice(len(keys), min(len(keys), max(_TRAIN, 40 * leaves)), replace=False)
         with _silent():
             index.train(np.ascontiguousarray(keys[np.sort(sample)]))
-    else:
-        index = faiss.IndexFlatIP(dims)
     for start in range(0, len(keys), _TRAIN):
         index.add(np.ascontiguousarray(keys[start : start + _TRAIN]))
     # Through Python's file: faiss's own does not notice that the last bytes could not be written.

@@ -1,8 +1,10 @@
-"""Building the dense index: embed the corpus, fit the normalizer, index the keys, measure the result."""
+"""Building the dense index: embed what is new, fit the normalizer, index the keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,16 @@ from numpy.typing import NDArray
 
 from specds.datastore import ann
 from specds.datastore.corpus import TokenStream, token_stream
+from specds.datastore.dense_segment import Keys, Progress, load_normalizer, read_keys, write_segment
 from specds.datastore.embedding import embed
-from specds.datastore.manifest import Identity, Segment
+from specds.datastore.manifest import Identity, Segment, Shard
 from specds.datastore.normalizer import Normalizer
-from specds.datastore.store import Store, provenance, require_tokenizer, require_tokens, writing
+from specds.datastore.segments import portions, to_join, usable_memory
+from specds.datastore.store import Store, Writer, require_tokenizer, require_tokens, writing
 from specds.errors import UsageError
 from specds.model import LanguageModel
 
-_CHUNK = 65_536
-_PROBES = 1_000
+_DIMS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,97 +31,133 @@ class DenseOptions:
     """How a dense index is built.
 
     Attributes:
-        index: `scann`, `faiss`, or None: scann where it can be imported.
-        dims: dimensions kept (DReSD §5.2: 64).
+        index: `scann`, `faiss`, or None: as the store's other segments, else scann where it can be imported.
+        dims: dimensions kept; None: as the store's other segments, else 64 (DReSD §5.2).
         sample: most hidden states used to fit mean, deviation and PCA (§3.2: about a million).
         max_length: positions embedded of each document; None: as many as the model's context holds.
         leaves, search: cells of the ANN partition, and cells searched a query; None: 5 √n.
         batch_tokens: tokens embedded in one forward pass.
+        kept: how precisely keys are kept, see `ann.KEYS`; None: as the store's other segments, else float32.
+        memory: bytes that building the ANN index may take, about; None: half of the machine's.
     """
 
     index: str | None = None
-    dims: int = 64
+    dims: int | None = None
     sample: int = 1_000_000
     max_length: int | None = None
     leaves: int | None = None
     search: int = 250
     batch_tokens: int = 2_048
+    kept: str | None = None
+    memory: int | None = None
+
+    def like(self, segments: Sequence[Segment], *, anew: bool) -> DenseOptions:
+        """The options with what is left open as the last of some segments has it, or as a first one would.
+
+        Args:
+            anew: the segments will go, so that the dimensions may be others.
+
+        Raises:
+            UsageError: the dimensions are others than the segments have.
+        """
+        last = segments[-1].parameters if segments else {}
+        dims = last.get("dims", _DIMS) if self.dims is None else self.dims
+        if last and not anew and dims != last.get("dims"):
+            raise UsageError(
+                f"--dims is {dims}, and the store's dense index has {last.get('dims')}", "build it anew with --replace"
+            )
+        index = self.index or last.get("ann") or ann.default_kind()
+        return dataclasses.replace(self, index=index, dims=dims, kept=self.kept or last.get("kept") or "float32")
 
 
 def build_dense(
     store: Store,
     model: LanguageModel,
     options: DenseOptions | None = None,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
-) -> Segment:
-    """Embed the corpus, fit the normalizer, build the ANN index, measure it, and make it the store's only one.
+    progress: Progress = lambda stage, done, total: None,
+    *,
+    replace: bool = False,
+) -> list[Segment]:
+    """Index the corpus files that the dense index does not cover yet; the new segments, none if there is nothing new.
 
-    Each document passes through the model once. The states of the documents drawn for the sample wait in a
-    file until the normalizer is fitted; all others become keys at once, so that memory holds one batch and
-    the sample.
+    Documents are embedded, the first time the normalizer is fitted and later taken as it was then, so that keys of all
+    segments can be compared; then the ANN index is built and measured. A new segment takes in the last ones that are
+    no larger than it, by their keys, without embedding them again. An index of another model is built anew.
+
+    Each document passes through the model once. The states of the documents drawn for the sample wait in a file until
+    the normalizer is fitted; all others become keys at once, also in a file, so that memory holds the tokens, one batch
+    and what the ANN library makes of one segment.
 
     Args:
         progress: called with (stage, done, total) now and then.
+        replace: build the whole index anew.
 
     Raises:
         UsageError: the corpus is empty or too small, or an option is out of range.
         ForeignTokenizer, StoreLocked, OutputError, CorruptStore: see their docstrings.
     """
-    options = options or DenseOptions()
-    kind = options.index or ann.default_kind()
-    if kind not in ann.KINDS:
-        raise UsageError(f"no index kind {kind!r}", f"--index is one of {', '.join(ann.KINDS)}")
     require_tokenizer(store, model.tokenizer)
     with store.writer() as writer:
-        store = Store(store.path, writer.manifest)
-        require_tokens(store)
-        stream = token_stream(store)
-        width = model.config.hidden_size
-        plan = _Plan.of(stream, min(options.max_length or model.context_length, model.context_length))
-        if not 1 <= options.dims <= min(width, plan.keys):
-            most = min(width, plan.keys)
-            raise UsageError(f"--dims is {options.dims}", f"between 1 and {most} (hidden size, number of keys)")
-        if options.sample < options.dims:
-            raise UsageError(f"--sample is {options.sample}", f"at least --dims, which is {options.dims}")
-        directory = writer.segment_path("dense")
-        with writing(directory):
-            keys_file = directory / "keys.work"
-            keys = np.memmap(keys_file, np.float32, "w+", shape=(plan.keys, options.dims))
-            normalizer = _embed_corpus(model, stream, plan, options, directory, keys, progress)
-            normalizer.save(directory / "normalizer.safetensors")
-            (directory / "keys").mkdir()
-            progress("index", 0, plan.keys)
-            built = ann.build(kind, keys, directory / "keys", leaves=options.leaves, search=options.search)
-            positions = plan.continuation_positions()
-            positions.tofile(directory / "positions.bin")
-            stream.tokens.tofile(directory / "tokens.bin")
-            parameters = built | {
-                "dims": options.dims,
-                "hidden_size": width,
-                "sampled": normalizer.sampled,
-                "max_length": plan.max_length,
-                "keys": plan.keys,
-                "positions": len(stream.tokens),
-                "position_dtype": str(positions.dtype),
-                "token_dtype": str(stream.tokens.dtype),
-                "separator": stream.separator,
-                "dtype": model.dtype,
-            }
-            quality = {"explained_variance": normalizer.explained_variance}
-            quality |= _measure(ann.load(directory / "keys", parameters, options.dims), keys, progress)
-            del keys
-            keys_file.unlink()
-        segment = Segment(
-            directory=directory.relative_to(store.path).as_posix(),
-            shards=[shard.file for shard in store.manifest.corpus],
-            tokens=store.manifest.tokens,
-            model=Identity(model.name, model.fingerprint),
-            parameters=parameters,
-            quality=quality,
-            provenance=provenance(),
-        )
-        writer.replace_index("dense", segment)
-    return segment
+        manifest = writer.manifest
+        require_tokens(writer.store)
+        old = manifest.dense
+        if any(one.model is None or one.model.fingerprint != model.fingerprint for one in old):
+            old = []
+        options = (options or DenseOptions()).like(old, anew=replace)
+        if replace:
+            old = []
+        covered = {name for segment in old for name in segment.shards}
+        new = [shard for shard in manifest.corpus if shard.file not in covered]
+        if not new:
+            return []
+        work = writer.work_path("dense")
+        with writing(work):
+            normalizer = load_normalizer(store.path, old[-1]) if old else None
+            corpus = _Corpus.of(model, writer.store, new, options, normalizer, work, progress)
+            joined, built = _write(writer, model, old, corpus, options, progress)
+            del corpus
+            shutil.rmtree(work)
+        writer.change(dense=[*(one for one in old if one not in joined), *built])
+    return built
+
+
+def most_keys(options: DenseOptions, memory: int | None) -> int:
+    """Keys of the largest segment whose ANN index can be built in so much memory."""
+    # The library copies the keys, and keeps codes, cells and, until it is written, the index itself.
+    return max(1, usable_memory(memory) // (8 * (options.dims or _DIMS) + 128))
+
+
+def _write(
+    writer: Writer,
+    model: LanguageModel,
+    old: Sequence[Segment],
+    corpus: _Corpus,
+    options: DenseOptions,
+    progress: Progress,
+) -> tuple[list[Segment], list[Segment]]:
+    """Segments that were taken in, and the new ones."""
+    most = most_keys(options, options.memory)
+    order = {shard.file: place for place, shard in enumerate(writer.manifest.corpus)}
+    joined: list[Segment] = []
+    taken: list[Keys] = []
+    first = order[corpus.shards[0].file]
+    for segment in reversed(to_join(old, sum(shard.tokens for shard in corpus.shards), most)):
+        writer.store.check_whole(segment)
+        keys = read_keys(writer.path, segment)
+        comparable = load_normalizer(writer.path, segment).same(corpus.normalizer)
+        if keys is None or not comparable or order[segment.shards[-1]] > first:
+            break
+        first = order[segment.shards[0]]
+        joined.insert(0, segment)
+        taken.insert(0, keys)
+    built = []
+    for group in portions(corpus.shards, most):
+        parts = [*taken, corpus.keys_of(group)]
+        taken = []
+        if any(len(part.keys) for part in parts):
+            identity = Identity(model.name, model.fingerprint)
+            built.append(write_segment(writer, parts, corpus.normalizer, identity, corpus.about, progress))
+    return joined, built
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,25 +186,85 @@ class _Plan:
     def keys(self) -> int:
         return int(self.rows[-1])
 
-    def continuation_positions(self) -> NDArray[Any]:
-        dtype = np.uint32 if len(self.starts) == 0 or self.starts[-1] < 1 << 31 else np.uint64
-        positions = np.arange(self.keys) - np.repeat(self.rows[:-1] - self.starts, self.lengths) + 1
-        return positions.astype(dtype)
+    def positions(self, first: int, last: int) -> NDArray[np.int64]:
+        """Where the continuation of each key of the documents [first, last) starts in the stream."""
+        rows = np.arange(self.rows[first], self.rows[last])
+        return rows - np.repeat(self.rows[first:last] - self.starts[first:last], self.lengths[first:last]) + 1
 
 
-def _embed_corpus(
+@dataclass(frozen=True, slots=True)
+class _Corpus:
+    """Embedded documents: keys[n, dims] float32, a memory map of a working file, in the order of the documents."""
+
+    shards: Sequence[Shard]
+    stream: TokenStream
+    plan: _Plan
+    keys: NDArray[np.float32]
+    normalizer: Normalizer
+    about: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        model: LanguageModel,
+        store: Store,
+        shards: Sequence[Shard],
+        options: DenseOptions,
+        normalizer: Normalizer | None,
+        work: Path,
+        progress: Progress,
+    ) -> _Corpus:
+        stream = token_stream(store, shards)
+        plan = _Plan.of(stream, min(options.max_length or model.context_length, model.context_length))
+        width, dims = model.config.hidden_size, options.dims or _DIMS
+        most = min(width, plan.keys) if normalizer is None else width
+        if not 1 <= dims <= most:
+            raise UsageError(f"--dims is {dims}", f"between 1 and {most} (hidden size, number of keys)")
+        if options.sample < dims:
+            raise UsageError(f"--sample is {options.sample}", f"at least --dims, which is {dims}")
+        about = {
+            "index": options.index,
+            "kept": options.kept,
+            "leaves": options.leaves,
+            "search": options.search,
+            "max_length": plan.max_length,
+            "dtype": model.dtype,
+        }
+        keys = np.memmap(work / "keys.work", np.float32, "w+", shape=(max(plan.keys, 1), dims))[: plan.keys]
+        normalizer = _embed(model, stream, plan, options, normalizer, work, keys, progress)
+        return cls(shards, stream, plan, keys, normalizer, about)
+
+    def keys_of(self, group: Sequence[Shard]) -> Keys:
+        """The keys of neighbouring corpus files."""
+        before = [shard.file for shard in self.shards].index(group[0].file)
+        first = sum(shard.documents for shard in self.shards[:before])
+        last = first + sum(shard.documents for shard in group)
+        start, end = self.stream.starts[first], self.stream.starts[last]
+        rows = slice(self.plan.rows[first], self.plan.rows[last])
+        return Keys(
+            shards=[shard.file for shard in group],
+            corpus_tokens=sum(shard.tokens for shard in group),
+            keys=self.keys[rows],
+            positions=self.plan.positions(first, last) - start,
+            tokens=self.stream.tokens[start:end],
+        )
+
+
+def _embed(
     model: LanguageModel,
     stream: TokenStream,
     plan: _Plan,
     options: DenseOptions,
-    directory: Path,
+    normalizer: Normalizer | None,
+    work: Path,
     keys: NDArray[np.float32],
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
 ) -> Normalizer:
-    """Fill `keys` in place; returns the normalizer fitted on the way."""
-    width = model.config.hidden_size
+    """Fill `keys` in place; returns the normalizer, which is fitted on the way where there is none."""
     order = np.random.default_rng(0).permutation(len(plan.lengths))
-    drawn = int(np.searchsorted(np.cumsum(plan.lengths[order]), min(options.sample, plan.keys))) + 1
+    drawn = 0
+    if normalizer is None:
+        drawn = int(np.searchsorted(np.cumsum(plan.lengths[order]), min(options.sample, plan.keys))) + 1
     sample, rest = order[:drawn], order[drawn:]
     done = 0
 
@@ -182,45 +281,19 @@ def _embed_corpus(
             done += len(states)
             progress("embed", done, plan.keys)
 
-    held = np.concatenate([[0], np.cumsum(plan.lengths[sample])])
-    place = dict(zip(sample.tolist(), held[:-1].tolist(), strict=True))
-    states_file = directory / "states.work"
-    states = np.memmap(states_file, np.float32, "w+", shape=(int(held[-1]), width))
-    for document, hidden in batches(sample):
-        states[place[document] : place[document] + len(hidden)] = hidden
-    progress("fit", 0, len(states))
-    normalizer = Normalizer.fit(states, options.dims)
-    for document in sample.tolist():
-        row, length = plan.rows[document], plan.lengths[document]
-        keys[row : row + length] = normalizer.keys(states[place[document] : place[document] + length])
-    del states
-    states_file.unlink()
+    if normalizer is None:
+        held = np.concatenate([[0], np.cumsum(plan.lengths[sample])])
+        place = dict(zip(sample.tolist(), held[:-1].tolist(), strict=True))
+        states = np.memmap(work / "states.work", np.float32, "w+", shape=(int(held[-1]), model.config.hidden_size))
+        for document, hidden in batches(sample):
+            states[place[document] : place[document] + len(hidden)] = hidden
+        progress("fit", 0, len(states))
+        normalizer = Normalizer.fit(states, keys.shape[1])
+        for document in sample.tolist():
+            row, length = plan.rows[document], plan.lengths[document]
+            keys[row : row + length] = normalizer.keys(states[place[document] : place[document] + length])
+        del states
+        (work / "states.work").unlink()
     for document, hidden in batches(rest):
         keys[plan.rows[document] : plan.rows[document] + len(hidden)] = normalizer.keys(hidden)
     return normalizer
-
-
-def _measure(
-    searcher: ann.Searcher, keys: NDArray[np.float32], progress: Callable[[str, int, int], None]
-) -> dict[str, Any]:
-    """recall@10 against exact search, and self-retrieval MRR (DReSD Eq. 4), over keys drawn evenly at random."""
-    probes = np.sort(np.random.default_rng(1).choice(len(keys), min(_PROBES, len(keys)), replace=False))
-    queries = np.ascontiguousarray(keys[probes])
-    k = min(10, len(keys))
-    best = np.empty((len(probes), 0), np.float32)
-    for start in range(0, len(keys), _CHUNK):
-        joined = np.concatenate([best, queries @ keys[start : start + _CHUNK].T], axis=1)
-        best = np.sort(np.partition(joined, -min(k, joined.shape[1]), axis=1)[:, -k:], axis=1)[:, ::-1]
-        progress("measure", min(start + _CHUNK, len(keys)), len(keys))
-    hits, ranks = 0, []
-    for query, row, exact in zip(queries, probes, best, strict=True):
-        similarity, rows = searcher.search(query, 100)
-        # A neighbour counts as right when it is as near as the k-th exact one: equal keys are interchangeable.
-        hits += int((similarity[:k] >= exact[-1] - 1e-5).sum())
-        where = np.flatnonzero(rows == row)
-        ranks.append(1.0 / (1 + int(where[0])) if len(where) else 0.0)
-    return {
-        "recall_at_10": round(hits / (k * len(probes)), 4),
-        "self_retrieval_mrr": round(float(np.mean(ranks)), 4),
-        "probes": len(probes),
-    }

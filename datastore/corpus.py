@@ -44,13 +44,12 @@ def write_shard(
     origin: str,
     model: Identity | None = None,
     sampling: dict[str, Any] | None = None,
-    replaces: Sequence[str] = (),
+    licence: str = "",
     made_by: Provenance | None = None,
-) -> None:
-    """Write documents as one new corpus file and make it part of the store, in one atomic step.
+) -> Shard:
+    """Write documents as one new corpus file, which `Writer.change` then makes part of the store.
 
     Args:
-        replaces: corpus files whose documents these are; they leave the store in the same step.
         made_by: how the documents came to be; None: by the running command.
 
     Raises:
@@ -74,11 +73,13 @@ def write_shard(
         model=model,
         sampling=sampling or {},
         sources=sources,
+        licence=licence,
         provenance=made_by or provenance(),
     )
     about = {
         "model": {"name": model.name, "fingerprint": model.fingerprint} if model else None,
         "sampling": shard.sampling,
+        "licence": licence,
         "tokenizer": writer.manifest.tokenizer.fingerprint,
         "version": shard.provenance.version,
     }
@@ -93,10 +94,25 @@ def write_shard(
     ).replace_schema_metadata({"specds": json.dumps(about)})
     with writing(writer.path):
         pq.write_table(table, path, compression="zstd", row_group_size=_BATCH, write_page_checksum=True)
-    if replaces:
-        writer.replace_shards(list(replaces), shard)
-    else:
-        writer.add_shard(shard)
+    return shard
+
+
+def write_like(writer: Writer, documents: Sequence[Document], shard: Shard) -> Shard:
+    """Write documents of a shard, or of several alike, as a new corpus file that says of itself what it said."""
+    return write_shard(
+        writer,
+        documents,
+        origin=shard.origin,
+        model=shard.model,
+        sampling=shard.sampling,
+        licence=shard.licence,
+        made_by=shard.provenance,
+    )
+
+
+def add_documents(writer: Writer, documents: Sequence[Document], **about: Any) -> None:
+    """Write documents as `write_shard` does, and make them part of the store."""
+    writer.change(corpus=[*writer.manifest.corpus, write_shard(writer, documents, **about)])
 
 
 def read_documents(store: Store, shards: Sequence[str] | None = None) -> Iterator[Document]:
@@ -141,37 +157,74 @@ def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
     return np.uint16 if vocab_size <= np.iinfo(np.uint16).max else np.uint32
 
 
-def token_stream(store: Store) -> TokenStream:
-    """All documents as one token array with separators.
+def token_stream(store: Store, shards: Sequence[Shard] | None = None) -> TokenStream:
+    """The documents of some corpus files (None: of all) as one token array with separators, in the corpus's order.
 
     Raises:
         CorruptStore: as `read_documents`.
     """
+    shards = store.manifest.corpus if shards is None else shards
     dtype = token_dtype(store.manifest.vocab_size)
     separator = int(np.iinfo(dtype).max)
-    room = store.manifest.tokens + store.manifest.documents
+    documents = sum(shard.documents for shard in shards)
+    room = sum(shard.tokens for shard in shards) + documents
     try:
-        tokens: NDArray[np.uint16 | np.uint32] = np.empty(room, dtype)
+        tokens: NDArray[np.uint16 | np.uint32] = np.full(room, separator, dtype)
+        starts = np.zeros(documents + 1, np.int64)
     except (MemoryError, ValueError) as error:
         raise CorruptStore(
             f"{store.path}: the manifest speaks of {room:,} tokens, more than memory holds", _FORGED
         ) from error
-    starts = [0]
-    for document in read_documents(store):
-        at = starts[-1]
-        end = at + len(document.prompt) + len(document.response)
-        if end >= room:
-            raise CorruptStore(f"{store.path}: the corpus holds more tokens than the manifest says", _FORGED)
-        tokens[at : at + len(document.prompt)] = document.prompt
-        tokens[at + len(document.prompt) : end] = document.response
-        tokens[end] = separator
-        starts.append(end + 1)
-    if starts[-1] != room:
+    row = 0
+    for shard in shards:
+        for batch in _batches(store.path / shard.file, store.manifest.vocab_size):
+            prompts, responses = batch.prompts, batch.responses
+            ends = starts[row] + np.cumsum(prompts.lengths + responses.lengths + 1)
+            if row + len(ends) > documents or (len(ends) and ends[-1] > room):
+                raise CorruptStore(f"{store.path}: the corpus holds more tokens than the manifest says", _FORGED)
+            starts[row + 1 : row + 1 + len(ends)] = ends
+            begins = starts[row : row + len(ends)]
+            tokens[prompts.places(begins)] = prompts.flat
+            tokens[responses.places(begins + prompts.lengths)] = responses.flat
+            row += len(ends)
+    if row != documents or starts[-1] != room:
         raise CorruptStore(f"{store.path}: the corpus holds fewer tokens than the manifest says", _FORGED)
-    return TokenStream(tokens, np.array(starts, np.int64), separator)
+    return TokenStream(tokens, starts, separator)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """A batch of token lists: int32[n] one behind the other, and int64[rows] lengths."""
+
+    flat: NDArray[np.int32]
+    lengths: NDArray[np.int64]
+
+    def places(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: where each token goes if the lists start at these places."""
+        begins = np.cumsum(self.lengths) - self.lengths
+        places: NDArray[np.int64] = np.arange(len(self.flat)) + np.repeat(starts - begins, self.lengths)
+        return places
+
+    def rows(self) -> list[NDArray[np.int32]]:
+        """Each list by itself, a view."""
+        return np.split(self.flat, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    ids: list[str]
+    sources: list[str]
+    prompts: _Lists
+    responses: _Lists
 
 
 def _read_shard(path: Path, vocab_size: int) -> Iterator[Document]:
+    for batch in _batches(path, vocab_size):
+        for fields in zip(batch.ids, batch.sources, batch.prompts.rows(), batch.responses.rows(), strict=True):
+            yield Document(*fields)
+
+
+def _batches(path: Path, vocab_size: int) -> Iterator[_Batch]:
     import pyarrow.parquet as pq
 
     with _reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -182,9 +235,7 @@ def _read_shard(path: Path, vocab_size: int) -> Iterator[Document]:
             if any(column.null_count for column in batch.columns):
                 raise ValueError("a field is null")
             ids, sources = batch.column(0).to_pylist(), batch.column(1).to_pylist()
-            prompts, responses = (_lists(batch.column(column), vocab_size) for column in (2, 3))
-            for fields in zip(ids, sources, prompts, responses, strict=True):
-                yield Document(*fields)
+            yield _Batch(ids, sources, *(_lists(batch.column(column), vocab_size) for column in (2, 3)))
 
 
 def _schema() -> Any:
@@ -196,13 +247,12 @@ def _schema() -> Any:
     )
 
 
-def _lists(column: Any, vocab_size: int) -> list[NDArray[np.int32]]:
-    """Rows of a list<int32> column as arrays; views of one buffer, not Python integers."""
+def _lists(column: Any, vocab_size: int) -> _Lists:
+    """Rows of a list<int32> column: views of one buffer, not Python integers."""
     flat = column.flatten().to_numpy(zero_copy_only=False)
     if len(flat) and (flat.dtype != np.int32 or flat.min() < 0 or flat.max() >= vocab_size):
         raise ValueError("token ids outside the vocabulary")
-    ends = np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
-    return [np.asarray(part) for part in np.split(flat.astype(np.int32, copy=False), ends[:-1])] if len(ends) else []
+    return _Lists(flat.astype(np.int32, copy=False), column.value_lengths().to_numpy().astype(np.int64))
 
 
 @contextlib.contextmanager

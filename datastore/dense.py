@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,23 +22,26 @@ _POSITION_DTYPES = {"uint32": np.uint32, "uint64": np.uint64}
 
 
 @dataclass(frozen=True, slots=True)
-class DenseIndex:
-    """Nearest hidden states, and what followed them (DReSD §3.5: keys are states, values the next tokens).
+class DensePart:
+    """One segment of a dense index.
 
     Attributes:
         normalizer: hidden state → key.
         searcher: the ANN index over the keys.
-        positions: uint32[n] or uint64[n], for each key where its continuation starts in `tokens`.
+        positions: uint32[n] or uint64[n], for each key where its continuation starts in `tokens`; the dtype's largest
+            value for keys of documents that are gone.
         tokens: uint16[m] or uint32[m], documents with the dtype's largest value after each; memory-mapped.
+        removed: how many keys are of documents that are gone.
     """
 
     normalizer: Normalizer
     searcher: ann.Searcher
     positions: NDArray[Any]
     tokens: NDArray[Any]
+    removed: int
 
     @classmethod
-    def open(cls, directory: Path, segment: Segment) -> DenseIndex:
+    def open(cls, directory: Path, segment: Segment) -> DensePart:
         """Open the files of a segment.
 
         Raises:
@@ -44,24 +49,77 @@ class DenseIndex:
         """
         parameters = segment.parameters
         try:
-            positions = map_array(
-                directory / "positions.bin", _POSITION_DTYPES[parameters["position_dtype"]], int(parameters["keys"])
-            )
-            tokens = map_array(
-                directory / "tokens.bin", _TOKEN_DTYPES[parameters["token_dtype"]], int(parameters["positions"])
-            )
+            positions, tokens = map_values(directory, parameters)
             normalizer = Normalizer.load(directory / "normalizer.safetensors")
             if normalizer.components.shape != (parameters["dims"], parameters["hidden_size"]):
                 raise ValueError(f"the normalizer's components are {normalizer.components.shape}")
             if not all(np.isfinite(part).all() for part in (normalizer.mean, normalizer.scale, normalizer.components)):
                 raise ValueError("the normalizer holds what is no number")
+            removed = int(parameters["removed"])
         except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
             raise CorruptStore(
                 f"{directory} is not the dense index that the manifest describes: {error!r}",
-                "run `specds build-dense` again",
+                "run `specds rebuild`",
             ) from error
         searcher = ann.load(directory / "keys", parameters, len(normalizer.components))
-        return cls(normalizer, searcher, positions, tokens)
+        return cls(normalizer, searcher, positions, tokens, removed)
+
+    def search(self, key: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The k nearest keys that are not of removed documents: similarity, and positions in `tokens`."""
+        wanted = k
+        while True:
+            similarity, rows = self.searcher.search(key, min(wanted, len(self.positions)))
+            # A damaged index may name rows that are not there.
+            real = (rows >= 0) & (rows < len(self.positions))
+            similarity, positions = similarity[real], self.positions[rows[real]]
+            if not self.removed:
+                return similarity, positions.astype(np.int64)
+            there = positions != np.iinfo(self.positions.dtype).max
+            # Removed ones took the place of others: ask for more of them.
+            if there.sum() >= k or len(rows) < wanted:
+                return similarity[there][:k], positions[there][:k].astype(np.int64)
+            wanted *= 2
+
+
+def map_values(directory: Path, parameters: dict[str, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A segment's positions and tokens, memory-mapped.
+
+    Raises:
+        KeyError, TypeError, ValueError, OverflowError, OSError: they are not what the parameters say.
+    """
+    return (
+        map_array(directory / "positions.bin", _POSITION_DTYPES[parameters["position_dtype"]], int(parameters["keys"])),
+        map_array(directory / "tokens.bin", _TOKEN_DTYPES[parameters["token_dtype"]], int(parameters["positions"])),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DenseIndex:
+    """Nearest hidden states, and what followed them (DReSD §3.5: keys are states, values the next tokens).
+
+    Attributes:
+        parts: the segments, one behind the other: a position counts through all their tokens.
+        starts: int64[parts], where each part's tokens start.
+    """
+
+    parts: tuple[DensePart, ...]
+    starts: NDArray[np.int64]
+
+    @classmethod
+    def open(cls, root: Path, segments: Sequence[Segment]) -> DenseIndex:
+        """Open segments of one kind of hidden state.
+
+        Raises:
+            CorruptStore: they are not what the manifest describes.
+        """
+        parts: list[DensePart] = []
+        for segment in segments:
+            part = DensePart.open(root / segment.directory, segment)
+            # Segments that grew from one another have equal normalizers; a query passes each one once.
+            twin = next((one.normalizer for one in parts if one.normalizer.same(part.normalizer)), part.normalizer)
+            parts.append(dataclasses.replace(part, normalizer=twin))
+        lengths = [len(part.tokens) for part in parts]
+        return cls(tuple(parts), np.cumsum([0, *lengths[:-1]]).astype(np.int64))
 
     def search(self, hidden: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """The k most similar positions to a hidden state.
@@ -70,21 +128,45 @@ class DenseIndex:
             hidden: float32[d], the last layer's final-normed hidden state.
 
         Returns:
-            similarity float32[≤ k] (cosine, falling), and where each continuation starts in `tokens` int64[≤ k].
+            similarity float32[≤ k] (cosine, falling), and where each continuation starts, int64[≤ k].
         """
-        similarity, rows = self.searcher.search(self.normalizer.keys(hidden[None])[0], min(k, len(self.positions)))
-        # A damaged index may name rows that are not there.
-        real = (rows >= 0) & (rows < len(self.positions))
-        return similarity[real], self.positions[rows[real]].astype(np.int64)
+        if len(self.parts) == 1:
+            return self.parts[0].search(self.parts[0].normalizer.key(hidden), k)
+        found = []
+        keys: dict[int, NDArray[np.float32]] = {}
+        for part, start in zip(self.parts, self.starts, strict=True):
+            if id(part.normalizer) not in keys:
+                keys[id(part.normalizer)] = part.normalizer.key(hidden)
+            similarity, positions = part.search(keys[id(part.normalizer)], k)
+            found.append((similarity, positions + start))
+        similarity, positions = (np.concatenate(column) for column in zip(*found, strict=True))
+        best = np.argsort(-similarity, kind="stable")[:k]
+        return similarity[best], positions[best]
 
     def starting_with(self, positions: NDArray[np.int64], token: int) -> NDArray[np.int64]:
         """Indices of the positions at which a token stands."""
-        return np.flatnonzero(self.tokens[np.clip(positions, 0, len(self.tokens) - 1)] == token)
+        return np.flatnonzero(self._tokens(positions) == token)
 
     def continuations(self, positions: NDArray[np.int64], length: int) -> list[NDArray[np.int64]]:
         """Up to `length` tokens from each position on, cut at the document's end."""
-        at = positions[:, None] + np.arange(length)
-        block = self.tokens[np.clip(at, 0, len(self.tokens) - 1)].astype(np.int64)
-        ended = (block == np.iinfo(self.tokens.dtype).max) | (at >= len(self.tokens)) | (at < 0)
+        block = self._tokens(positions[:, None] + np.arange(length))
+        ended = block < 0
         ends = np.where(ended.any(axis=1), ended.argmax(axis=1), length)
         return [row[:end] for row, end in zip(block, ends, strict=True)]
+
+    def _tokens(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The tokens at these places; -1 where a document ends, or behind everything."""
+        if len(self.parts) == 1:
+            return _tokens(self.parts[0].tokens, at)
+        owner = np.searchsorted(self.starts, at, side="right") - 1
+        found = np.full(at.shape, -1, np.int64)
+        for number in np.unique(owner[owner >= 0]):
+            mine = owner == number
+            found[mine] = _tokens(self.parts[number].tokens, at[mine] - self.starts[number])
+        return found
+
+
+def _tokens(tokens: NDArray[Any], at: NDArray[np.int64]) -> NDArray[np.int64]:
+    found = tokens[np.clip(at, 0, len(tokens) - 1)].astype(np.int64)
+    found[(found == np.iinfo(tokens.dtype).max) | (at < 0) | (at >= len(tokens))] = -1
+    return found

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
-from specds.datastore.corpus import Document, document_ids, read_documents, write_shard
-from specds.datastore.manifest import Identity, Shard
+from specds.datastore.corpus import Document, add_documents, document_ids
+from specds.datastore.manifest import Identity
 from specds.datastore.prompts import BadRow, Message, Prompt
-from specds.datastore.store import Store, Writer, require_tokenizer
+from specds.datastore.segments import consolidate
+from specds.datastore.store import Store, require_tokenizer
 from specds.errors import PromptError, UsageError
 from specds.model import LanguageModel
 from specds.reference import PLAIN, until_stop
@@ -130,7 +131,7 @@ def generate(
     sampling = dataclasses.asdict(options.sampling) | {"max_new_tokens": options.max_new_tokens}
     documents = tokens = present = truncated = finished = 0
     with store.writer() as writer:
-        done = document_ids(Store(store.path, writer.manifest))
+        done = document_ids(writer.store)
         for start in range(0, len(units), options.batch):
             batch = units[start : start + options.batch]
             missing = [unit for unit in batch if f"{unit.key}.0" not in done]
@@ -141,14 +142,15 @@ def generate(
                 if strict and refused:
                     raise refused[0].error
                 if written:
-                    write_shard(writer, written, origin="generated", model=identity, sampling=sampling)
+                    add_documents(writer, written, origin="generated", model=identity, sampling=sampling)
                 documents += len(written)
                 tokens += sum(len(document.response) for document in written)
                 truncated += cut
                 failed += refused
             finished += len(batch)
             progress(finished, len(units), tokens)
-        _consolidate(writer, identity, sampling)
+        # Batches leave many small files.
+        consolidate(writer, _SHARD_DOCUMENTS, lambda shard: shard.origin == "generated" and shard.model == identity)
     return GenerationReport(documents, tokens, present, truncated, tuple(failed))
 
 
@@ -290,35 +292,3 @@ class _Ticker(StoppingCriteria):  # type: ignore[misc]
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         self._progress(input_ids.shape[0] * (input_ids.shape[1] - self._start))
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-
-def _consolidate(writer: Writer, identity: Identity, sampling: dict[str, Any]) -> None:
-    """Put the many small files that batches leave into few, those of each command by themselves."""
-    small: dict[str, list[Shard]] = {}
-    for shard in writer.manifest.corpus:
-        mine = shard.origin == "generated" and shard.model == identity and shard.sampling == sampling
-        if mine and shard.documents < _SHARD_DOCUMENTS:
-            small.setdefault(shard.provenance.command, []).append(shard)
-    for shards in small.values():
-        group: list[Shard] = []
-        for shard in shards:
-            group.append(shard)
-            if sum(one.documents for one in group) >= _SHARD_DOCUMENTS:
-                _merge(writer, group)
-                group = []
-        if len(group) > 1:
-            _merge(writer, group)
-
-
-def _merge(writer: Writer, group: list[Shard]) -> None:
-    first, names = group[0], [shard.file for shard in group]
-    documents = list(read_documents(Store(writer.path, writer.manifest), names))
-    write_shard(
-        writer,
-        documents,
-        origin=first.origin,
-        model=first.model,
-        sampling=first.sampling,
-        replaces=names,
-        made_by=first.provenance,
-    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specds.datastore.corpus import Document, document_ids, write_shard
+from specds.datastore.corpus import Document, add_documents, document_ids
 from specds.datastore.examples import Example
 from specds.datastore.prompts import BadRow
 from specds.datastore.store import Store, require_tokenizer
@@ -43,6 +43,7 @@ def ingest(
     examples: Iterable[Example | BadRow],
     max_tokens: int = 1_024,
     strict: bool = False,
+    licence: str = "",
     progress: Callable[[int], None] = lambda done: None,
 ) -> IngestionReport:
     """Tokenise examples into a store's corpus.
@@ -52,6 +53,7 @@ def ingest(
 
     Args:
         max_tokens: prompts and responses are cut to so many tokens each (DReSD §4.2: 1,024).
+        licence: under which the examples stand, for the store's provenance.
         strict: raise at the first bad row; what was read before it is kept.
 
     Raises:
@@ -64,13 +66,13 @@ def ingest(
     waiting: list[Document] = []
     stop = getattr(tokenizer.hf, "eos_token_id", None)
     with store.writer() as writer:
-        done = document_ids(Store(store.path, writer.manifest))
+        done = document_ids(writer.store)
         twins: Counter[str] = Counter()
 
         def flush() -> None:
             nonlocal documents, tokens
             if waiting:
-                write_shard(writer, waiting, origin="ingested")
+                add_documents(writer, waiting, origin="ingested", licence=licence)
                 documents += len(waiting)
                 tokens += sum(len(one.prompt) + len(one.response) for one in waiting)
                 waiting.clear()

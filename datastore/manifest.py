@@ -14,7 +14,7 @@ from typing import Any
 from specds.errors import CorruptStore, StoreVersionError
 
 FORMAT = "specds datastore"
-VERSION = 1
+VERSION = 2
 NAME = "manifest.json"
 MAX_BYTES = 64 << 20
 _SAFE_PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
@@ -62,6 +62,7 @@ class Shard:
         origin: `generated` (the model's own answers: in-distribution) or `ingested`.
         model: which model wrote it; None for ingested text.
         sampling: with which sampling options; empty for ingested text.
+        licence: under which its documents stand, as whoever added them said; empty if nobody did.
     """
 
     file: str
@@ -72,16 +73,22 @@ class Shard:
     model: Identity | None
     sampling: dict[str, Any]
     sources: dict[str, SourceCount]
+    licence: str
     provenance: Provenance
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of its documents, prompts and responses."""
+        return self.prompt_tokens + self.response_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One immutable index over some shards.
+    """One immutable index over some shards; the segments of a kind together are one index.
 
     Attributes:
         directory: where its files are, relative to the store.
-        shards: the corpus files it was built from.
+        shards: the corpus files it covers, in the corpus's order; no other segment of its kind covers them.
         tokens: corpus tokens covered.
         model: for a dense index, whose hidden states its keys are.
         parameters: what is needed to open it (dtypes, lengths), and what it was built with.
@@ -98,14 +105,28 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """Something that was taken away or put together, which no part that is there speaks of."""
+
+    what: str
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything a store holds; see DESIGN's «On disk»."""
+    """Everything a store holds; see docs/store.md.
+
+    Attributes:
+        history: removals, merges and the like, oldest first.
+        files: every file but the manifest itself.
+    """
 
     tokenizer: Identity
     vocab_size: int
     corpus: list[Shard] = field(default_factory=list)
     suffix: list[Segment] = field(default_factory=list)
     dense: list[Segment] = field(default_factory=list)
+    history: list[Change] = field(default_factory=list)
     files: dict[str, FileRecord] = field(default_factory=dict)
 
     @property
@@ -116,7 +137,21 @@ class Manifest:
     @property
     def tokens(self) -> int:
         """Tokens in the corpus, prompts and responses."""
-        return sum(shard.prompt_tokens + shard.response_tokens for shard in self.corpus)
+        return sum(shard.tokens for shard in self.corpus)
+
+    @property
+    def indexes(self) -> dict[str, list[Segment]]:
+        """The segments of each kind of index."""
+        return {"suffix": self.suffix, "dense": self.dense}
+
+    def files_of(self, segment: Segment) -> list[str]:
+        """The files of a segment."""
+        return [name for name in self.files if name.startswith(segment.directory + "/")]
+
+    def uncovered(self, kind: str) -> list[Shard]:
+        """Corpus files that no segment of a kind covers."""
+        covered = {name for segment in self.indexes[kind] for name in segment.shards}
+        return [shard for shard in self.corpus if shard.file not in covered]
 
 
 def dump(manifest: Manifest) -> bytes:
@@ -202,17 +237,27 @@ def _build(kind: Any, value: Any, where: str) -> Any:
 
 
 def _check_paths(manifest: Manifest) -> None:
-    named = [shard.file for shard in manifest.corpus]
-    segments = [*manifest.suffix, *manifest.dense]
-    for path in [*named, *manifest.files, *(segment.directory for segment in segments)]:
+    order = {shard.file: place for place, shard in enumerate(manifest.corpus)}
+    segments = [segment for kind in manifest.indexes.values() for segment in kind]
+    for path in [*order, *manifest.files, *(segment.directory for segment in segments)]:
         if not _SAFE_PATH.fullmatch(path) or len(path) > 300:
             raise _FieldError(f"the path {path[:80]!r} is not a plain path inside the store")
-    for path in named:
+    if len(order) < len(manifest.corpus):
+        raise _FieldError("a corpus file is named twice")
+    for path in order:
         if path not in manifest.files:
             raise _FieldError(f"the corpus file {path} has no size and checksum")
-    for segment in segments:
-        if not any(path.startswith(segment.directory + "/") for path in manifest.files):
-            raise _FieldError(f"the index {segment.directory} has no files")
-        for shard in segment.shards:
-            if shard not in named:
-                raise _FieldError(f"the index {segment.directory} covers {shard[:80]}, which is not in the corpus")
+    directories = {path.rpartition("/")[0] for path in manifest.files}
+    directories |= {directory.rpartition("/")[0] for directory in directories}
+    for kind, parts in manifest.indexes.items():
+        covered: set[str] = set()
+        for segment in parts:
+            if not segment.directory.startswith(kind + "/") or segment.directory not in directories:
+                raise _FieldError(f"the index {segment.directory} has no files")
+            for shard in segment.shards:
+                if shard not in order:
+                    raise _FieldError(f"the index {segment.directory} covers {shard[:80]}, which is not in the corpus")
+            places = [order[shard] for shard in segment.shards]
+            if places != sorted(set(places)) or covered & set(segment.shards):
+                raise _FieldError(f"the index {segment.directory} covers a corpus file twice, or out of order")
+            covered.update(segment.shards)

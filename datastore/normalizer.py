@@ -62,6 +62,19 @@ class Normalizer:
         length = np.linalg.norm(reduced, axis=1, keepdims=True)
         return np.asarray(reduced / np.maximum(length, _EPSILON), np.float32)
 
+    def key(self, state: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32[d] → float32[dims]: the same for one state."""
+        reduced = self.components @ ((state - self.mean) * self.scale)
+        return np.asarray(reduced / max(float(np.sqrt(reduced @ reduced)), _EPSILON), np.float32)
+
+    def same(self, other: Normalizer) -> bool:
+        """Whether keys of both can be compared: they are the same transformation."""
+        return self is other or (
+            np.array_equal(self.components, other.components)
+            and np.array_equal(self.mean, other.mean)
+            and np.array_equal(self.scale, other.scale)
+        )
+
     def save(self, path: Path) -> None:
         """Write it as safetensors."""
         from safetensors.numpy import save

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import errno
 import fcntl
 import os
 import re
@@ -12,13 +13,14 @@ import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from specds.datastore import manifest as manifests
-from specds.datastore.manifest import FileRecord, Identity, Manifest, Provenance, Segment, Shard
+from specds.datastore.manifest import Change, FileRecord, Identity, Manifest, Provenance, Segment, Shard
 from specds.errors import (
     CorruptStore,
     ForeignModel,
@@ -39,20 +41,25 @@ if TYPE_CHECKING:
     from specds.datastore.suffix import SuffixIndex
 
 _LOCK = ".lock"
+_READERS = ".readers"
 _OURS = ("corpus", "suffix", "dense")
+_PATIENCE = 2.0
+_MOST_HISTORY = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A datastore as it was when it was opened; later writers do not change what this object says.
+    """A datastore as it was when it was opened; later writers do not change what this object says, or its files.
 
     Attributes:
         path: its directory.
         manifest: what it holds.
+        hold: while it is held, files that later writers have replaced stay where they are.
     """
 
     path: Path
     manifest: Manifest
+    hold: Hold | None = field(default=None, compare=False, repr=False)
 
     def suffix_index(self) -> SuffixIndex:
         """The static suffix index over all its segments, memory-mapped.
@@ -62,8 +69,7 @@ class Store:
         """
         from specds.datastore.suffix import SuffixIndex
 
-        self._newest(self.manifest.suffix, "suffix")
-        return SuffixIndex.open(self.path, self.manifest.suffix)
+        return SuffixIndex.open(self.path, self._segments("suffix"))
 
     def dense_index(self, model: str) -> DenseIndex:
         """The dense index, for queries by the model of this fingerprint.
@@ -74,44 +80,82 @@ class Store:
         """
         from specds.datastore.dense import DenseIndex
 
-        segment = self._newest(self.manifest.dense, "dense")
-        if segment.model is None or segment.model.fingerprint != model:
-            owner = segment.model.fingerprint[:16] if segment.model else "unknown"
-            named = segment.model.name if segment.model else "?"
-            raise ForeignModel(
-                f"{self.path}: the dense index holds hidden states of {named} ({owner}), not of this model "
-                f"({model[:16]})",
-                "use the model it was built with, or run `specds build-dense` with this one",
-            )
+        segments = self._segments("dense")
+        for segment in segments:
+            if segment.model is None or segment.model.fingerprint != model:
+                owner = segment.model.fingerprint[:16] if segment.model else "unknown"
+                named = segment.model.name if segment.model else "?"
+                raise ForeignModel(
+                    f"{self.path}: the dense index holds hidden states of {named} ({owner}), not of this model "
+                    f"({model[:16]})",
+                    "use the model it was built with, or run `specds build-dense` with this one",
+                )
         # The ANN libraries read these files whole and trust them, so they are read and checked whole first.
-        self._check_whole(segment)
-        return DenseIndex.open(self.path / segment.directory, segment)
-
-    def stale(self, segment: Segment) -> list[str]:
-        """Corpus files that were added after a segment was built."""
-        return [shard.file for shard in self.manifest.corpus if shard.file not in segment.shards]
+        for segment in segments:
+            self.check_whole(segment)
+        return DenseIndex.open(self.path, segments)
 
     def size(self) -> int:
         """Bytes on disk, by the manifest."""
         return sum(record.size for record in self.manifest.files.values())
 
     def writer(self) -> Writer:
-        """The right to change the store; a context manager.
+        """The right to change the store; a context manager. This object no longer holds what it replaces.
 
         Raises (on entering):
             StoreLocked: another process has it.
         """
+        if self.hold is not None:
+            self.hold.release()
         return Writer(self.path)
 
-    def _newest(self, segments: list[Segment], kind: str) -> Segment:
+    def _segments(self, kind: str) -> list[Segment]:
+        segments = self.manifest.indexes[kind]
         if not segments:
             raise MissingIndex(f"{self.path} has no {kind} index", f"run `specds build-{kind} {self.path}`")
-        return segments[-1]
+        return segments
 
-    def _check_whole(self, segment: Segment) -> None:
-        for name, record in self.manifest.files.items():
-            if name.startswith(segment.directory + "/") and sha256(self.path / name) != record.sha256:
+    def check_whole(self, segment: Segment) -> None:
+        """Read all files of a segment.
+
+        Raises:
+            CorruptStore: one is not what it was.
+        """
+        for name in self.manifest.files_of(segment):
+            if sha256(self.path / name) != self.manifest.files[name].sha256:
                 raise CorruptStore(f"{self.path}: {name} changed since it was written", _rebuild_hint(self.path))
+
+
+class Hold:
+    """A shared lock on a store's files: while anyone has one, replaced files are kept. It goes with its owner."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle: int | None = None
+        try:
+            handle = os.open(path / _READERS, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            return  # a store that was copied without it: nobody can be asked to wait
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                self._handle = handle
+                return
+            except OSError:
+                # A writer is removing files, which is short; or the file system knows no locks.
+                if time.monotonic() > deadline:
+                    os.close(handle)
+                    return
+                time.sleep(0.01)
+
+    def release(self) -> None:
+        """Let replaced files go."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        self.release()
 
 
 class Writer:
@@ -152,51 +196,68 @@ class Writer:
             os.close(self._lock)
             self._lock = None
 
+    @property
+    def store(self) -> Store:
+        """The store as this writer last read or wrote it."""
+        return Store(self.path, self.manifest)
+
     def shard_path(self) -> Path:
-        """A new corpus file's path; write it, then `add_shard`."""
+        """A new corpus file's path; write it, then make it part of the store with `change`."""
         return self._fresh("corpus", "part-{:05d}.parquet")
 
     def segment_path(self, kind: str) -> Path:
-        """A new, empty directory for a segment of a kind; fill it, then `replace_index`."""
+        """A new, empty directory for a segment of a kind; fill it, then make it part of the store with `change`."""
         path = self._fresh(kind, "{:06d}")
         with writing(path):
             path.mkdir()
         return path
 
-    def add_shard(self, shard: Shard) -> None:
-        """Make a finished corpus file part of the store."""
-        files = {**self.manifest.files, **self._records([self.path / shard.file])}
-        self._commit(dataclasses.replace(self.manifest, corpus=[*self.manifest.corpus, shard], files=files))
+    def work_path(self, kind: str) -> Path:
+        """An empty directory for what is only needed on the way; nothing in it becomes part of the store."""
+        path = self.path / kind / "work"
+        with writing(path):
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(parents=True)
+        return path
 
-    def replace_shards(self, old: list[str], new: Shard) -> None:
-        """Put one finished corpus file in the place of some others that it was made from."""
-        position = min(i for i, shard in enumerate(self.manifest.corpus) if shard.file in old)
-        corpus = [shard for shard in self.manifest.corpus if shard.file not in old]
-        corpus.insert(position, new)
+    def change(
+        self,
+        corpus: Sequence[Shard] | None = None,
+        suffix: Sequence[Segment] | None = None,
+        dense: Sequence[Segment] | None = None,
+        history: Sequence[Change] | None = None,
+    ) -> None:
+        """Make these the store's parts, in one step: new ones come in, those that are not named leave.
 
-        def renamed(segment: Segment) -> Segment:
-            kept = [name for name in segment.shards if name not in old]
-            covers_all = len(kept) + len(old) == len(segment.shards)
-            return dataclasses.replace(segment, shards=[*kept, new.file] if covers_all else kept)
+        Args:
+            corpus, suffix, dense: all parts of each kind; None: as they are.
+            history: what was done that no part speaks of, see `made`.
 
-        files = {name: record for name, record in self.manifest.files.items() if name not in old}
-        files |= self._records([self.path / new.file])
-        suffix, dense = [list(map(renamed, part)) for part in (self.manifest.suffix, self.manifest.dense)]
-        self._commit(dataclasses.replace(self.manifest, corpus=corpus, suffix=suffix, dense=dense, files=files))
-        self._remove_leftovers()
-
-    def replace_index(self, kind: str, segment: Segment) -> None:
-        """Make a finished segment the store's only index of its kind, and remove the one before."""
-        old = [one.directory + "/" for one in getattr(self.manifest, kind)]
-        files = {
-            name: record
-            for name, record in self.manifest.files.items()
-            if not any(name.startswith(directory) for directory in old)
-        }
-        directory = self.path / segment.directory
-        files |= self._records(sorted(path for path in directory.rglob("*") if path.is_file()))
-        changes: dict[str, Any] = {kind: [segment], "files": files}
-        self._commit(dataclasses.replace(self.manifest, **changes))
+        Raises:
+            OutputError: it cannot be written; the store is as it was before.
+        """
+        now = self.manifest
+        corpus = now.corpus if corpus is None else corpus
+        suffix = now.suffix if suffix is None else suffix
+        dense = now.dense if dense is None else dense
+        paths = [self.path / shard.file for shard in corpus]
+        for segment in (*suffix, *dense):
+            paths += sorted(path for path in (self.path / segment.directory).rglob("*") if path.is_file())
+        names = {path.relative_to(self.path).as_posix(): path for path in paths}
+        # Files never change, so what is known of a name stays true.
+        files = {name: now.files[name] for name in names if name in now.files}
+        files |= self._records([path for name, path in names.items() if name not in files])
+        history = now.history if history is None else history
+        self._commit(
+            dataclasses.replace(
+                now,
+                corpus=list(corpus),
+                suffix=list(suffix),
+                dense=list(dense),
+                history=list(history)[-_MOST_HISTORY:],
+                files=files,
+            )
+        )
         self._remove_leftovers()
 
     def _records(self, paths: list[Path]) -> dict[str, FileRecord]:
@@ -226,7 +287,26 @@ class Writer:
         return self.path / folder / pattern.format(max(numbers, default=0) + 1)
 
     def _remove_leftovers(self) -> None:
-        """What killed writers left: files in the store's own folders that the manifest does not name."""
+        """Files in the store's own folders that the manifest does not name, unless someone reads an older manifest."""
+        with contextlib.ExitStack() as stack:
+            if not self._alone(stack):
+                return
+            self._sweep()
+
+    def _alone(self, stack: contextlib.ExitStack) -> bool:
+        try:
+            handle = os.open(self.path / _READERS, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except OSError:
+            return False
+        stack.callback(os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # Where locks are not known at all, readers have none either.
+            return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+        return True
+
+    def _sweep(self) -> None:
         known = set(self.manifest.files)
         for folder in _OURS:
             root = self.path / folder
@@ -244,24 +324,31 @@ class Writer:
             entry.unlink(missing_ok=True)
 
 
-def open_store(path: Path | str, tokenizer: Tokenizer | None = None) -> Store:
+def open_store(
+    path: Path | str, tokenizer: Tokenizer | None = None, *, thorough: bool = False, corpus_only: bool = False
+) -> Store:
     """Open a datastore for reading.
 
     Checks the manifest (every field, every path), each file's presence and size, the checksum of each file's
     first and last 64 KiB, and, when a tokenizer is given, that the store's tokens are its tokens.
 
+    Args:
+        thorough: read every byte and check it.
+        corpus_only: indexes may be damaged, and are not looked at: they can be built again.
+
     Raises:
         NotAStore, StoreVersionError, CorruptStore, ForeignTokenizer: see their docstrings.
     """
     path = Path(path)
+    hold = Hold(path)
     manifest = _read_manifest(path)
-    while problem := _first_problem(path, manifest):
-        # A writer may have replaced the files after their manifest was read; then there is a newer manifest.
+    while problem := _first_problem(path, manifest, thorough, corpus_only):
+        # Where there are no locks, a writer may have replaced the files after their manifest was read.
         newer = _read_manifest(path)
         if newer == manifest:
             raise CorruptStore(f"{path}: {problem}", _rebuild_hint(path))
         manifest = newer
-    store = Store(path, manifest)
+    store = Store(path, manifest, hold)
     if tokenizer is not None:
         require_tokenizer(store, tokenizer)
     return store
@@ -277,14 +364,14 @@ def find_problems(path: Path | str) -> tuple[list[str], int, int]:
         NotAStore, StoreVersionError, CorruptStore: there is no manifest that could be believed.
     """
     path = Path(path)
+    hold = Hold(path)
     manifest = _read_manifest(path)
-    found = []
-    for name, record in sorted(manifest.files.items()):
-        problem = _quick_problem(path, name, record)
-        if problem is None and sha256(path / name) != record.sha256:
-            problem = f"{name}: its content changed"
-        if problem:
-            found.append(problem)
+    found = [
+        problem
+        for name, record in sorted(manifest.files.items())
+        if (problem := _problem(path, name, record, thorough=True))
+    ]
+    hold.release()
     return found, len(manifest.files), sum(record.size for record in manifest.files.values())
 
 
@@ -298,21 +385,28 @@ def create_store(path: Path | str, tokenizer: Tokenizer) -> Store:
         and what `open_store` raises.
     """
     path = Path(path)
-    if (path / manifests.NAME).exists() or path.is_symlink():
-        return open_store(path, tokenizer)
+    if not (path / manifests.NAME).exists() and not path.is_symlink():
+        make_store(path, Manifest(Identity(tokenizer.name, tokenizer.fingerprint), tokenizer.vocab_size))
+    return open_store(path, tokenizer)
+
+
+def make_store(path: Path, empty: Manifest) -> None:
+    """Make a datastore of an empty manifest; one that is there by now stays as it is.
+
+    Raises: as `create_store`.
+    """
     if path.is_file() or (path.is_dir() and not all(_is_unfinished(entry.name) for entry in path.iterdir())):
-        raise NotAStore(f"{path} exists and is not a datastore", "choose another path for --store")
+        raise NotAStore(f"{path} exists and is not a datastore", "choose another path for the store")
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
         try:
             # Another process may have made the store, and filled it, since it was looked for.
             if not (path / manifests.NAME).exists():
-                empty = Manifest(Identity(tokenizer.name, tokenizer.fingerprint), tokenizer.vocab_size)
+                os.close(os.open(path / _READERS, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666))
                 write_atomically(path / manifests.NAME, manifests.dump(empty))
         finally:
             os.close(lock)
-    return open_store(path, tokenizer)
 
 
 def provenance() -> Provenance:
@@ -320,6 +414,11 @@ def provenance() -> Provenance:
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return Provenance(shlex.join(words)[:2000].encode("utf-8", "replace").decode(), __version__, now)
+
+
+def made(what: str) -> Change:
+    """A line for a store's history: what the running command did."""
+    return Change(what, provenance())
 
 
 @contextlib.contextmanager
@@ -375,14 +474,16 @@ def _lock(path: Path) -> int:
 
 def _is_unfinished(name: str) -> bool:
     """Whether this is all that a process leaves that is killed while it makes a store."""
-    return name == _LOCK or (name.startswith(f".{manifests.NAME}.") and name.endswith(".tmp"))
+    return name in (_LOCK, _READERS) or (name.startswith(f".{manifests.NAME}.") and name.endswith(".tmp"))
 
 
-def _first_problem(root: Path, manifest: Manifest) -> str | None:
-    return next(filter(None, (_quick_problem(root, name, record) for name, record in manifest.files.items())), None)
+def _first_problem(root: Path, manifest: Manifest, thorough: bool, corpus_only: bool) -> str | None:
+    looked_at = {shard.file for shard in manifest.corpus} if corpus_only else manifest.files.keys()
+    problems = (_problem(root, name, manifest.files[name], thorough) for name in sorted(looked_at))
+    return next(filter(None, problems), None)
 
 
-def _quick_problem(root: Path, name: str, record: FileRecord) -> str | None:
+def _problem(root: Path, name: str, record: FileRecord, thorough: bool) -> str | None:
     path = root / name
     try:
         # Not even a symbolic link may lead out of the store.
@@ -393,7 +494,7 @@ def _quick_problem(root: Path, name: str, record: FileRecord) -> str | None:
             return f"{name}: has {size:,} bytes, should have {record.size:,}"
         if not path.is_file():
             return f"{name}: is not a file"
-        if edge_digest(path) != record.edges:
+        if edge_digest(path) != record.edges or (thorough and sha256(path) != record.sha256):
             return f"{name}: its content changed"
     except FileNotFoundError:
         return f"{name}: is missing"
@@ -406,7 +507,7 @@ def _rebuild_hint(path: Path) -> str:
     return f"`specds verify {path}` lists what is wrong; restore it from a copy, or build it again"
 
 
-def require_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
+def require_tokenizer(store: Store, tokenizer: Tokenizer | Identity) -> None:
     """Refuse to mix two tokenizers' ids.
 
     Raises:

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.datastore.corpus import token_stream
 from specds.datastore.manifest import Segment
 from specds.datastore.mapped import map_array
-from specds.datastore.store import Store, provenance, require_tokens, writing
 from specds.errors import CorruptStore
 
 if TYPE_CHECKING:
@@ -137,39 +135,3 @@ def _map_segment(directory: Path, segment: Segment) -> tuple[NDArray[Any], NDArr
             "run `specds build-suffix` again",
         ) from error
     return tokens, suffixes
-
-
-def build_suffix(store: Store) -> Segment:
-    """Build the suffix index over the whole corpus and make it the store's only one.
-
-    Raises:
-        UsageError: the corpus is empty. StoreLocked: another process is writing. OutputError: it cannot be written.
-        CorruptStore: the corpus cannot be read.
-    """
-    from specds.datastore.suffix_array import build_suffix_array
-
-    with store.writer() as writer:
-        store = Store(store.path, writer.manifest)
-        require_tokens(store)
-        stream = token_stream(store)
-        suffixes = build_suffix_array(stream.tokens)
-        directory = writer.segment_path("suffix")
-        with writing(directory):
-            stream.tokens.tofile(directory / "tokens.bin")
-            suffixes.tofile(directory / "sa.bin")
-        segment = Segment(
-            directory=directory.relative_to(store.path).as_posix(),
-            shards=[shard.file for shard in store.manifest.corpus],
-            tokens=store.manifest.tokens,
-            model=None,
-            parameters={
-                "token_dtype": str(stream.tokens.dtype),
-                "suffix_dtype": str(suffixes.dtype),
-                "positions": len(stream.tokens),
-                "separator": stream.separator,
-            },
-            quality={},
-            provenance=provenance(),
-        )
-        writer.replace_index("suffix", segment)
-    return segment

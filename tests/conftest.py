@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from specds.datastore.corpus import Document, write_shard
+from specds.datastore.corpus import Document, add_documents
 from specds.datastore.store import Store, create_store, open_store
 from specds.decode import cost
 from specds.model import LanguageModel, load_model, wrap_model
@@ -125,7 +126,7 @@ def fill(store: Store, documents: Sequence[tuple[Sequence[int], Sequence[int]]],
         for number, (prompt, response) in enumerate(documents)
     ]
     with store.writer() as writer:
-        write_shard(writer, rows, origin="ingested")
+        add_documents(writer, rows, origin="ingested")
     return open_store(store.path)
 
 
@@ -211,7 +212,7 @@ def stocked(tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> d
     """
     from specds.datastore.ann import KINDS
     from specds.datastore.build_dense import DenseOptions, build_dense
-    from specds.datastore.suffix import build_suffix
+    from specds.datastore.build_suffix import build_suffix
 
     model = load_model(str(tiny_directory), device="cpu")
     stores = {}
@@ -222,6 +223,27 @@ def stocked(tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> d
         build_dense(store, model, DenseOptions(kind, dims=8))
         stores[kind] = path
     return stores
+
+
+@pytest.fixture(scope="session")
+def grown(stocked: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> Path:
+    """A store of two segments in each index, and documents that are in none of them; some documents are copies.
+
+    For looking only: take a copy to change it.
+    """
+    from specds.datastore.build_dense import build_dense
+    from specds.datastore.build_suffix import build_suffix
+
+    path = tmp_path_factory.mktemp("grown") / "grown.ds"
+    shutil.copytree(stocked["scann"], path)
+    model = load_model(str(tiny_directory), device="cpu")
+    documents = random_documents(24, seed=5)
+    store = fill(open_store(path), documents[:8], source="more")
+    build_suffix(store)
+    build_dense(store, model)
+    store = fill(store, [*documents[8:], *random_documents(40)[:3]], source="new")
+    assert (len(store.manifest.suffix), len(store.manifest.dense)) == (2, 2)
+    return path
 
 
 @pytest.fixture(scope="module")

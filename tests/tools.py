@@ -105,17 +105,17 @@ def corpus_of(store: Path) -> dict[str, tuple[list[int], list[int]]]:
 
 def strays(store: Path) -> list[str]:
     """Files in a store that its manifest does not name."""
-    known = {*manifest_of(store).files, manifests.NAME, ".lock"}
+    known = {*manifest_of(store).files, manifests.NAME, ".lock", ".readers"}
     names = (path.relative_to(store).as_posix() for path in store.rglob("*") if not path.is_dir())
     return sorted(set(names) - known)
 
 
 def snapshot(directory: Path) -> dict[str, str]:
-    """Every file below a directory and its digest; the lock does not count."""
+    """Every file below a directory and its digest; locks do not count."""
     return {
         path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != ".lock"
+        if path.is_file() and path.name not in (".lock", ".readers")
     }
 
 
@@ -153,8 +153,8 @@ def die_at(wanted, root):
             writes = writes or arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
             if writes and str(arguments[0]).startswith(root):
                 happens()
-        elif event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree"):
-            if str(arguments[0]).startswith(root):
+        elif event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree", "os.link"):
+            if str(arguments[event == "os.link"]).startswith(root):
                 happens()
     sync = os.fsync
     def fsync(handle):

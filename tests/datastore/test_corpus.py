@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specds.datastore.corpus import Document, document_ids, read_documents, token_dtype, token_stream, write_shard
+from specds.datastore.corpus import Document, add_documents, document_ids, read_documents, token_dtype, token_stream
 from specds.datastore.store import Store, open_store
 from specds.errors import CorruptStore
 
@@ -149,5 +149,5 @@ def test_a_refused_document_changes_nothing(new_store: NewStore, tmp_path: Path)
     before = corpus_of(store.path)
     empty = np.array([], np.int32)
     with pytest.raises(UnicodeError), store.writer() as writer:
-        write_shard(writer, [Document("half \ud800", "s", empty, empty)], origin="ingested")
+        add_documents(writer, [Document("half \ud800", "s", empty, empty)], origin="ingested")
     assert corpus_of(store.path) == before

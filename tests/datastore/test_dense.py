@@ -99,7 +99,7 @@ def test_every_key_is_the_state_before_its_continuation(kind: str, new_store: Ne
     """By brute force over the corpus: for the state at token i the index names the text from i + 1 on."""
     documents = random_documents(25, longest=15)
     store = new_store(documents)
-    segment = build_dense(store, tiny, DenseOptions(kind, dims=16))
+    (segment,) = build_dense(store, tiny, DenseOptions(kind, dims=16))
     index = open_store(store.path).dense_index(tiny.fingerprint)
     texts = [prompt + response for prompt, response in documents]
     assert segment.parameters["keys"] == sum(len(text) - 1 for text in texts)
@@ -138,7 +138,7 @@ def test_continuations_stop_where_the_document_ends(new_store: NewStore, tiny: L
     store = new_store([([5, 6], [7, 8, 9]), ([], [10, 11]), ([12], [13, 14])])
     build_dense(store, tiny, DenseOptions(dims=4))
     index = open_store(store.path).dense_index(tiny.fingerprint)
-    starts = index.positions.astype(np.int64)
+    starts = index.parts[0].positions.astype(np.int64)
     follows = {tuple(one.tolist()) for one in index.continuations(starts, 3)}
     assert follows == {(6, 7, 8), (7, 8, 9), (8, 9), (9,), (11,), (13, 14), (14,)}
     # Whatever a damaged file may say, nothing outside the text is read.
@@ -152,16 +152,16 @@ def test_the_reported_recall_is_the_recall(kind: str, new_store: NewStore, tiny:
     """More keys than are searched exactly, and few cells searched: recall is below 1 and said to be."""
     documents = random_documents(190, longest=120, seed=3)
     store = new_store(documents)
-    segment = build_dense(store, tiny, DenseOptions(kind, dims=16, search=8, leaves=400))
+    (segment,) = build_dense(store, tiny, DenseOptions(kind, dims=16, search=8, leaves=400))
     assert segment.parameters["keys"] > 20_000
     assert segment.parameters["leaves"] == 400
     index = open_store(store.path).dense_index(tiny.fingerprint)
     states = np.concatenate([states_of(tiny, prompt + response)[:-1] for prompt, response in documents])
-    keys = index.normalizer.keys(states)
+    keys = index.parts[0].normalizer.keys(states)
     hits = mrr = 0.0
     probes = np.random.default_rng(7).choice(len(keys), 400, replace=False)
     for probe in probes:
-        _, rows = index.searcher.search(keys[probe], 100)
+        _, rows = index.parts[0].searcher.search(keys[probe], 100)
         exact = np.partition(keys @ keys[probe], -10)[-10]
         hits += int((keys[rows[:10]] @ keys[probe] >= exact - 1e-5).sum())
         found = np.flatnonzero(rows == probe)
@@ -175,13 +175,13 @@ def test_a_bounded_sample_gives_an_index_as_good(new_store: NewStore, tiny: Lang
     """Documents outside the sample become keys without waiting in a file; they land at the same rows."""
     documents = random_documents(120, longest=20)
     whole, part = new_store(documents), new_store(documents)
-    all_of_it = build_dense(whole, tiny, DenseOptions("faiss", dims=16))
-    sampled = build_dense(part, tiny, DenseOptions("faiss", dims=16, sample=400))
+    (all_of_it,) = build_dense(whole, tiny, DenseOptions("faiss", dims=16))
+    (sampled,) = build_dense(part, tiny, DenseOptions("faiss", dims=16, sample=400))
     assert 400 <= sampled.parameters["sampled"] < all_of_it.parameters["sampled"] == all_of_it.parameters["keys"]
     assert sampled.parameters["keys"] == all_of_it.parameters["keys"]
     one = open_store(whole.path).dense_index(tiny.fingerprint)
     two = open_store(part.path).dense_index(tiny.fingerprint)
-    np.testing.assert_array_equal(one.positions, two.positions)
+    np.testing.assert_array_equal(one.parts[0].positions, two.parts[0].positions)
     assert sampled.quality["recall_at_10"] == pytest.approx(all_of_it.quality["recall_at_10"], abs=0.02)
     for prompt, response in documents[::10]:
         text = prompt + response
@@ -212,9 +212,9 @@ def test_documents_longer_than_the_model_holds_are_embedded_as_far_as_it_does(
 ) -> None:
     long = [2 + number % 120 for number in range(tiny.context_length + 50)]
     store = new_store([([], long), ([5], [6, 7])])
-    segment = build_dense(store, tiny, DenseOptions(dims=4))
+    (segment,) = build_dense(store, tiny, DenseOptions(dims=4))
     assert segment.parameters["keys"] == tiny.context_length + 2
-    segment = build_dense(store, tiny, DenseOptions(dims=4, max_length=10))
+    (segment,) = build_dense(store, tiny, DenseOptions(dims=4, max_length=10), replace=True)
     assert segment.parameters["keys"] == 10 + 2
     assert segment.parameters["max_length"] == 10
 
@@ -259,13 +259,22 @@ def test_a_larger_vocabulary_takes_wider_tokens(tmp_path: Path) -> None:
     store = fill(create_store(tmp_path / "wide.ds", model.tokenizer), [([69_999, 65_535], [65_536, 5, 69_998])])
     build_dense(store, model, DenseOptions("faiss", dims=2))
     index = open_store(store.path).dense_index(model.fingerprint)
-    assert index.continuations(index.positions[:1].astype(np.int64), 5)[0].tolist() == [65_535, 65_536, 5, 69_998]
+    first = index.parts[0].positions[:1].astype(np.int64)
+    assert index.continuations(first, 5)[0].tolist() == [
+        65_535,
+        65_536,
+        5,
+        69_998,
+    ]
 
 
-def test_building_again_replaces_the_index(new_store: NewStore, tiny: LanguageModel) -> None:
+def test_an_index_is_replaced_where_that_is_asked_for(new_store: NewStore, tiny: LanguageModel) -> None:
     store = new_store(random_documents(20))
     build_dense(store, tiny, DenseOptions("scann", dims=4))
-    build_dense(store, tiny, DenseOptions("faiss", dims=8))
+    assert build_dense(store, tiny) == []
+    with pytest.raises(UsageError, match="--dims is 8"):
+        build_dense(store, tiny, DenseOptions("faiss", dims=8))
+    build_dense(store, tiny, DenseOptions("faiss", dims=8), replace=True)
     opened = open_store(store.path)
     assert [segment.parameters["ann"] for segment in opened.manifest.dense] == ["faiss"]
     assert strays(store.path) == []

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specds.datastore.corpus import Document, write_shard
+from specds.datastore.build_suffix import build_suffix
+from specds.datastore.corpus import Document, add_documents
 from specds.datastore.difference import Difference, difference
 from specds.datastore.manifest import Identity
 from specds.datastore.store import Store, create_store, open_store
-from specds.datastore.suffix import build_suffix
 from specds.errors import CorruptStore
 from specds.tokenizer import Tokenizer, wrap_tokenizer
 
@@ -39,7 +39,7 @@ def make(path: Path, tokenizer: Tokenizer, documents: list[Row], model: Identity
             Document(doc_id, source, np.array(prompt, np.int32), np.array(response, np.int32))
             for doc_id, source, prompt, response in documents
         ]
-        write_shard(writer, made, origin="generated" if model else "ingested", model=model)
+        add_documents(writer, made, origin="generated" if model else "ingested", model=model)
     return open_store(path)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specds.datastore.corpus import Document, read_documents, write_shard
+from specds.datastore.corpus import Document, add_documents, read_documents
 from specds.datastore.duplicates import _repeated, find_boilerplate, find_duplicates
 from specds.datastore.manifest import SourceCount
 from specds.datastore.store import Store, create_store, open_store
@@ -90,7 +90,7 @@ def test_cuts_pieces_and_savings_of_a_store(
     store = create_store(tmp_path_factory.mktemp("cut") / "s.ds", tokenizer)
     with store.writer() as writer:
         for part in (rows[:3], rows[3:]):
-            write_shard(writer, part, origin="ingested")
+            add_documents(writer, part, origin="ingested")
     store = open_store(store.path)
     left_out = {f"d{number}" for number in without}
     kept = [row for row in rows if row.doc_id not in left_out]

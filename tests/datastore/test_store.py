@@ -17,9 +17,9 @@ import pytest
 
 from specds.datastore.ann import KINDS
 from specds.datastore.build_dense import DenseOptions, build_dense
-from specds.datastore.corpus import Document, write_shard
+from specds.datastore.build_suffix import build_suffix
+from specds.datastore.segments import consolidate
 from specds.datastore.store import Store, create_store, find_problems, open_store
-from specds.datastore.suffix import build_suffix
 from specds.errors import (
     CorruptStore,
     ForeignModel,
@@ -261,12 +261,30 @@ def test_readers_keep_what_they_opened_through_a_rebuild(new_store: NewStore, ti
     assert len(newer.suffix_index().parts.tokens[0]) > len(suffix.parts.tokens[0])
 
 
+def test_readers_keep_files_that_they_have_not_opened_yet(new_store: NewStore, tiny: LanguageModel) -> None:
+    store = new_store(random_documents(30))
+    build_suffix(store)
+    build_dense(store, tiny, DenseOptions("faiss", dims=8))
+    reader = open_store(store.path)
+    other = open_store(store.path)
+    build_suffix(fill(other, random_documents(40, seed=5), source="more"))
+    build_dense(other, tiny, replace=True)
+    assert len(reader.suffix_index().parts.tokens[0]) == reader.manifest.tokens + 30
+    reader.dense_index(tiny.fingerprint)
+    assert strays(store.path) != []
+    del reader
+    with open_store(store.path).writer():
+        pass
+    assert strays(store.path) == []
+
+
 def test_opening_while_a_writer_rebuilds_never_fails(new_store: NewStore) -> None:
     store = new_store(random_documents(5))
     done = threading.Event()
 
     def rebuild() -> None:
-        for _ in range(20):
+        for number in range(20):
+            fill(store, [([], [5, 6, number])], source=f"more-{number}")
             build_suffix(store)
         done.set()
 
@@ -280,33 +298,29 @@ def test_opening_while_a_writer_rebuilds_never_fails(new_store: NewStore) -> Non
     assert opened
 
 
-def test_new_documents_make_an_index_stale_until_it_is_built_again(new_store: NewStore) -> None:
+def test_new_documents_are_uncovered_until_the_index_takes_them_in(new_store: NewStore) -> None:
     store = new_store([([5], [6, 7])])
     build_suffix(store)
-    store = open_store(store.path)
-    assert store.stale(store.manifest.suffix[0]) == []
+    assert open_store(store.path).manifest.uncovered("suffix") == []
     store = fill(store, [([], [9, 9])], source="new")
-    assert store.stale(store.manifest.suffix[0]) == [store.manifest.corpus[1].file]
+    assert store.manifest.uncovered("suffix") == store.manifest.corpus[1:]
     build_suffix(store)
-    store = open_store(store.path)
-    assert store.stale(store.manifest.suffix[0]) == []
+    assert open_store(store.path).manifest.uncovered("suffix") == []
+    assert build_suffix(store) == []
 
 
-def test_merging_covered_parts_keeps_an_index_fresh(new_store: NewStore) -> None:
-    store = fill(new_store([([5], [6, 7])]), [([], [9, 9])], source="new")
+def test_consolidating_covered_files_keeps_them_covered(new_store: NewStore) -> None:
+    store = new_store([([5], [6, 7])])
+    for number in range(3):
+        store = fill(store, [([], [9, number + 5])], source=f"new-{number}")
     build_suffix(store)
     before = corpus_of(store.path)
-    old = [shard.file for shard in open_store(store.path).manifest.corpus]
     with store.writer() as writer:
-        rows = [
-            Document(name, "test", np.array(prompt, np.int32), np.array(response, np.int32))
-            for name, (prompt, response) in before.items()
-        ]
-        write_shard(writer, rows, origin="ingested", replaces=old)
+        assert consolidate(writer, 2) == 2
     store = open_store(store.path)
     assert corpus_of(store.path) == before
-    assert len(store.manifest.corpus) == 1
-    assert store.stale(store.manifest.suffix[0]) == []
+    assert len(store.manifest.corpus) == 2
+    assert store.manifest.uncovered("suffix") == []
     assert strays(store.path) == []
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specds.datastore.build_suffix import build_suffix
 from specds.datastore.manifest import Segment
 from specds.datastore.store import Store, open_store, provenance
-from specds.datastore.suffix import Match, SuffixIndex, build_suffix
+from specds.datastore.suffix import Match, SuffixIndex
 from specds.datastore.suffix_array import build_suffix_array
 from specds.errors import CorruptStore
 from tests.tools import random_documents

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specds.datastore.build_dense import DenseOptions, build_dense
+from specds.datastore.build_suffix import build_suffix
 from specds.datastore.store import Store, open_store
-from specds.datastore.suffix import build_suffix
 from specds.decode.contracts import Signal, Step
 from specds.decode.draft import Draft, empty
 from specds.decode.drafters import DRAFTERS

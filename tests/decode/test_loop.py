@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from specds.datastore.build_dense import DenseOptions, build_dense
+from specds.datastore.build_suffix import build_suffix
 from specds.datastore.store import Store, create_store, open_store
-from specds.datastore.suffix import build_suffix
 from specds.decode.budget import Fixed
 from specds.decode.contracts import Step
 from specds.decode.counters import Counters

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specds.datastore.build_suffix import build_suffix
 from specds.datastore.store import Store, open_store
-from specds.datastore.suffix import build_suffix
 from specds.decode.contracts import TOP, Signal, Step
 from specds.decode.counters import Counters
 from specds.decode.draft import Draft, chain, empty

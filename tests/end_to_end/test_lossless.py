@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from specds.datastore.build_dense import build_dense
+from specds.datastore.build_suffix import build_suffix
 from specds.datastore.generation import GenerationOptions, generate
 from specds.datastore.prompts import Prompt, read_prompts
 from specds.datastore.store import Store, create_store, open_store
-from specds.datastore.suffix import build_suffix
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
 from specds.decode.engine import Engine

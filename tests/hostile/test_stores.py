@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from specds.datastore.build_suffix import build_suffix
 from specds.datastore.manifest import NAME
 from specds.datastore.store import create_store, find_problems, open_store
-from specds.datastore.suffix import build_suffix
 from specds.errors import StoreError
 from specds.tokenizer import Tokenizer, wrap_tokenizer
 
@@ -409,8 +409,8 @@ def test_a_forged_corpus_is_refused(data: bytes, store: Path, run_cli: Run, tiny
     (store / part).write_bytes(data)
     reseal(store)
     before = snapshot(store)
-    run_cli("build-suffix", store).refused(part)
-    run_cli("build-dense", store, "--model", tiny_directory, "--device", "cpu", "--dims", 4).refused(part)
+    run_cli("rebuild", store, "--suffix-only").refused(part)
+    run_cli("build-dense", store, "--model", tiny_directory, "--device", "cpu", "--replace").refused(part)
     run_cli("ingest", "-", "-s", store, "--model", tiny_directory, stdin="w1\n").refused(part)
     assert snapshot(store) == before
 
@@ -419,14 +419,14 @@ def test_a_corpus_of_other_columns_is_refused(store: Path, run_cli: Run) -> None
     part = manifest_of(store).corpus[0].file
     pq.write_table(pa.table({"text": ["a"]}), store / part)
     reseal(store)
-    run_cli("build-suffix", store).refused(part)
+    run_cli("rebuild", store, "--suffix-only").refused(part)
 
 
 def test_a_corpus_that_the_manifest_makes_too_much_of_is_refused(store: Path, run_cli: Run) -> None:
     edit_manifest(store, lambda m: m["corpus"][0].update(prompt_tokens=1 << 61))
-    run_cli("build-suffix", store).refused("tokens")
+    run_cli("rebuild", store, "--suffix-only").refused("tokens")
     edit_manifest(store, lambda m: m["corpus"][0].update(prompt_tokens=0, response_tokens=1))
-    run_cli("build-suffix", store).refused("tokens")
+    run_cli("rebuild", store, "--suffix-only").refused("tokens")
 
 
 def test_a_store_of_another_tokenizer_is_refused(
@@ -561,7 +561,7 @@ def test_a_disk_that_fills_up_under_the_ann_library(
     """The library's own file is the largest: states and keys fit, and they with a header do not."""
     store = Path(shutil.copytree(stocked[kind], tmp_path / "full.ds"))
     before = snapshot(store)
-    argv = ["build-dense", store, "--index", kind, "--dims", 32, "--device", "cpu", "--model", tiny_directory]
+    argv = ["build-dense", store, "--replace", "--dims", 32, "--device", "cpu", "--model", tiny_directory]
     assert killable.run(argv, room=manifest_of(store).dense[0].parameters["keys"] * 32 * 4) == 1
     assert killable.said.startswith("error: cannot write "), killable.said
     assert len(killable.said.splitlines()) == 1, killable.said
