@@ -23,12 +23,14 @@ class Prompt:
             first turn from "messages" holds the system message and the history too.
         raw: the only message's content is text to be continued as it is, without the chat template.
         reference: a reference answer.
+        group: what the row says in the field that groups rows; None if none was asked for, or it says nothing.
     """
 
     id: str
     turns: tuple[tuple[Message, ...], ...]
     raw: bool = False
     reference: str | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,11 @@ class BadRow:
 
 
 def read_prompts(
-    paths: Sequence[str], *, format: str | None = None, prompt_field: str = "prompt"
+    paths: Sequence[str],
+    *,
+    format: str | None = None,
+    prompt_field: str = "prompt",
+    group_field: str | None = None,
 ) -> Iterator[Prompt | BadRow]:
     """The prompts of all files in their order, each as soon as its line is there.
 
@@ -53,6 +59,7 @@ def read_prompts(
         paths: files, or "-".
         format: "jsonl", "parquet" or "text" for all files; by each file's name if None.
         prompt_field: another name for "prompt"; a field so named is then the only one looked at.
+        group_field: the field whose text is each prompt's group.
 
     Raises:
         InputError: a file is missing, a directory, not permitted (all checked at the call), or found damaged or
@@ -62,7 +69,7 @@ def read_prompts(
     for path in paths:
         format_of(path, format)
         check_file(path)
-    return _prompts(paths, format, prompt_field)
+    return _prompts(paths, format, prompt_field, group_field)
 
 
 def messages_of(where: str, field: str, value: object) -> tuple[Message, ...]:
@@ -94,11 +101,13 @@ def _message(where: str, field: str, message: object) -> Message:
     return {"role": role, "content": content}
 
 
-def _prompts(paths: Sequence[str], format: str | None, prompt_field: str) -> Iterator[Prompt | BadRow]:
+def _prompts(
+    paths: Sequence[str], format: str | None, prompt_field: str, group_field: str | None
+) -> Iterator[Prompt | BadRow]:
     names = ("messages", "turns", "prompt", "text") if prompt_field == "prompt" else (prompt_field,)
     wanted = Wanted(
         layouts=tuple((name,) for name in names),
-        also=("id", "question_id", "reference"),
+        also=("id", "question_id", "reference", *filter(None, [group_field])),
         hint="name the prompt's field with --prompt-field",
         line=prompt_field,
     )
@@ -114,7 +123,10 @@ def _prompts(paths: Sequence[str], format: str | None, prompt_field: str) -> Ite
                 (field,) = layout_of(where, row, wanted)
                 # A "text" that the user asked for by name is a prompt like any other.
                 raw = field == "text" and prompt_field != "text"
-                prompt = Prompt(name, _turns(where, field, row[field]), raw, _reference(row))
+                group = None if group_field is None else row.get(group_field)
+                prompt = Prompt(
+                    name, _turns(where, field, row[field]), raw, _reference(row), None if group is None else str(group)
+                )
             except PromptError as error:
                 yield BadRow(name, error)
             else:
