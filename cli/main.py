@@ -29,6 +29,7 @@ from specds.cli import (
     profile,
     rebuild,
     remove,
+    replay,
     table,
     verify,
 )
@@ -61,6 +62,7 @@ app.command("choose-skip")(choose_skip.choose_skip)
 app.command("decode")(decode.decode)
 app.command("drafters")(drafters.drafters)
 app.command("profile")(profile.profile)
+app.command("replay")(replay.replay)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("diff")(diff.diff)

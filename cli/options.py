@@ -12,9 +12,13 @@ import typer
 from specds.errors import UsageError
 
 if TYPE_CHECKING:
+    from specds.calibration.answers import Answers as RecordedAnswers
     from specds.datastore.store import Store
+    from specds.decode.cost import CostCurve
     from specds.model import LanguageModel
     from specds.tokenizer import Tokenizer
+
+_REPLAY_BUDGET = 16
 
 Model = Annotated[
     str,
@@ -106,6 +110,34 @@ def size(name: str, text: str | None) -> int | None:
     return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
 
 
+Answers = Annotated[
+    str, typer.Option("--answers", help="What `specds decode` wrote to stdout or --output, to the same prompts.")
+]
+Methods = Annotated[
+    str,
+    typer.Option(
+        "--methods",
+        metavar="M,M,…",
+        help="Drafters, as drafter:store@budget?option=value&option=value; all but the name can be left out.",
+    ),
+]
+ReplayBudget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="N|auto",
+        help="Most draft tokens a step of methods without @N; default: auto with --cost, else 16.",
+    ),
+]
+Cost = Annotated[
+    Path | None, typer.Option(help="T(n) of the machine to predict for: what `specds profile --json` printed.")
+]
+RecordedLength = Annotated[
+    int | None,
+    typer.Option(min=1, help="--max-new-tokens of the recorded run; default: that of its longest answer cut short."),
+]
+
+
 DraftModel = Annotated[
     str | None,
     typer.Option(
@@ -170,6 +202,52 @@ def budget(text: str) -> int | None:
     if not text.isascii() or not text.isdigit():
         raise UsageError(f"--budget is {text!r}", "a number, 0 or more, or auto")
     return int(text)
+
+
+def cost_curve(path: Path | None) -> CostCurve | None:
+    """A cost curve in a file.
+
+    Raises:
+        InputError: there is none in it.
+    """
+    from specds.decode import cost
+    from specds.errors import InputError
+
+    found = None if path is None else cost.load(path)
+    if path is not None and found is None:
+        raise InputError(f"{path} is no cost curve", "`specds profile --json > C.json` writes one")
+    return found
+
+
+def replay_budget(text: str | None, curve: CostCurve | None) -> int | None:
+    """The budget of a replay: by the curve where there is one, else 16."""
+    if text is None:
+        return _REPLAY_BUDGET if curve is None else None
+    return budget(text)
+
+
+def recorded(
+    answers: str,
+    prompts: Sequence[str],
+    tokenizer: Tokenizer,
+    format: str | None,
+    prompt_field: str,
+    *,
+    most: int | None = None,
+    group: str | None = None,
+) -> RecordedAnswers:
+    """Recorded answers with their prompts; says what they leave to be desired."""
+    from specds.calibration.answers import read_answers
+    from specds.cli.render import note
+    from specds.datastore.prompts import read_prompts
+
+    asked = read_prompts(prompts, format=format, prompt_field=prompt_field, group_field=group)
+    found = read_answers(answers, asked, tokenizer, most=most)
+    if found.failed:
+        note(f"note: {found.failed:,} prompts have an error instead of an answer; they are left out")
+    if not found.lossless:
+        note("note: some answers are of a lossy run; what a lossless one would write, and accept, differs")
+    return found
 
 
 def numbers(name: str, text: str) -> list[int]:

@@ -67,7 +67,7 @@ def profile(
             progress=lambda done, total: update(done, total, -1.0),
         )
     if as_json:
-        print(json.dumps({"rows": curve.rows, "contexts": curve.contexts, "seconds": curve.seconds.tolist()}))
+        print(json.dumps(curve.record()))
     else:
         cost_curve(f"{language_model.name}, {language_model.dtype}, {runtime} runtime", curve)
     if counts[-1] < _ENOUGH:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from specds.calibration.replay import Replayed, Summary
     from specds.datastore.corrections import Table as Corrections
     from specds.datastore.manifest import Segment, SourceCount
     from specds.datastore.store import Store
@@ -216,6 +217,47 @@ def savings(found: dict[str, dict[str, SourceCount]]) -> dict[str, Any]:
             "sources": {source: dataclasses.asdict(one) for source, one in sorted(saved.items())},
         }
         for name, saved in found.items()
+    }
+
+
+_PASSES = {"none": "–", "answer": "once an answer", "step": "at every step"}
+
+
+def replay_table(title: str, summaries: Sequence[Summary]) -> None:
+    """What `specds replay` found. Goes to stdout: it is what was asked for."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("method", overflow="fold")
+    for column in ("MAT", "steps", "acceptance", "per node", "drafting", "model runs", "tokens/s", "× plain"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in summaries:
+        row, drafted = one.row(), one.counters.drafted
+        table.add_row(
+            escape(one.method),
+            f"{row['mat']:.3f}",
+            f"{row['steps']:,}",
+            f"{row['acceptance']:.1%}" if drafted else "–",
+            f"{row['node_acceptance']:.1%}" if drafted else "–",
+            f"{row['draft_ms_a_step']:.2f} ms",
+            _PASSES[one.passes],
+            "–" if one.tokens_per_second is None else f"{one.tokens_per_second:.1f}",
+            "–" if one.speedup is None else f"{one.speedup:.2f}",
+        )
+    screen(stderr=False).print(table)
+
+
+def replay_record(row: Replayed) -> dict[str, Any]:
+    """One answer replayed by one method."""
+    counters = counters_row(row.counters)
+    for measured in ("seconds", "forward_seconds"):
+        del counters[measured]
+    return {
+        "id": row.answer.id,
+        "turn": row.answer.turn,
+        "method": row.method,
+        "passes": row.passes,
+        "counters": counters,
+        "predicted_seconds": row.seconds,
+        "predicted_plain_seconds": row.plain_seconds,
     }
 
 

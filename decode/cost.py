@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,33 @@ class CostCurve:
         every = np.interp(np.arange(self.rows[-1] + 1), self.rows, np.maximum.accumulate(line))
         every[0] = 0.0
         return every
+
+    def predict(self, rows: NDArray[np.int64], contexts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """float64[n]: T(rows) behind contexts, pass by pass; what was not measured goes on in straight lines.
+
+        Args:
+            rows, contexts: int64[n], rows from 1 on.
+        """
+        table = np.maximum.accumulate(np.maximum.accumulate(self.seconds, axis=0), axis=1)
+
+        def along(points: tuple[int, ...], values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+            """The points below, and how far beyond them on the way to the next; none when there is one point."""
+            if len(points) == 1:
+                return np.zeros(len(values), np.int64), np.zeros(len(values))
+            below = np.clip(np.searchsorted(points, values, "right") - 1, 0, len(points) - 2)
+            low, high = np.array(points)[below], np.array(points)[below + 1]
+            return below, np.maximum(0.0, (values - low) / (high - low))
+
+        column, right = along(self.rows, rows)
+        line, down = along(self.contexts, contexts)
+        more, further = np.minimum(column + 1, len(self.rows) - 1), np.minimum(line + 1, len(self.contexts) - 1)
+        upper = table[line, column] * (1 - right) + table[line, more] * right
+        lower = table[further, column] * (1 - right) + table[further, more] * right
+        return upper * (1 - down) + lower * down
+
+    def record(self) -> dict[str, Any]:
+        """The curve as JSON, as `save` writes it."""
+        return {"format": _FORMAT, "rows": self.rows, "contexts": self.contexts, "seconds": self.seconds.tolist()}
 
 
 def measure(
@@ -145,15 +173,9 @@ def save(curve: CostCurve, path: Path) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    record = {
-        "format": _FORMAT,
-        "rows": curve.rows,
-        "contexts": curve.contexts,
-        "seconds": curve.seconds.tolist(),
-    }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+        write_atomically(path, (json.dumps(curve.record(), indent=1) + "\n").encode())
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}", "set XDG_CACHE_HOME") from error
 

@@ -127,10 +127,10 @@ class Engine:
                 f"drafter {self.drafter} looks things up in a datastore, and none is given",
                 f"add --store S, a store with a {self._class.index} index",
             )
-        self._indexes = [self._index(store) for store in self.stores]
+        self._indexes = open_indexes(self._class.index, self.stores, self.model)
         self._verifier = make_verifier(self.verifier, self.sampling, self.verifier_options, self.pair)
         runtime = choose_runtime(self.model, self.runtime)
-        self._target = make_target(self.model, runtime, self._taps())
+        self._target = make_target(self.model, runtime, taps_of(self.make_drafter(), self.model))
         if getattr(self._class, "takes_model", False):
             self._drafting = self._make_draft_model(runtime)
             self._indexes = [self._drafting]
@@ -147,15 +147,6 @@ class Engine:
             speaker = Skipping(self._target, skip)
         independent = getattr(self._verifier, "independent", False)
         return DraftModel(speaker, self.sampling, independent, Noise.of(self.sampling.seed, ()))
-
-    def _taps(self) -> Taps:
-        drafter = self.make_drafter()
-        layer = 0
-        if Signal.LAYER in drafter.needs:
-            layers = int(self.model.config.num_hidden_layers)
-            asked: float = drafter.layer  # type: ignore[attr-defined]  # what asks for a layer says which
-            layer = max(1, round(asked * layers)) if asked < 1 else int(asked)
-        return Taps(Signal.HIDDEN in drafter.needs, layer, Signal.CONTEXT_TOPK in drafter.needs)
 
     def _make_budget(self, runtime: str) -> Budget:
         if self.budget is not None:
@@ -282,11 +273,26 @@ class Engine:
                 "shorten it, or use a model with a longer context",
             )
 
-    def _index(self, store: Store) -> Any:
-        if self._class.index == "suffix":
-            index = store.suffix_index()
-            index.warm_up()
-            return index
-        if self._class.index == "dense":
-            return store.dense_index(self.model.fingerprint)
-        return None
+
+def open_indexes(kind: str | None, stores: Sequence[Store], model: LanguageModel) -> list[Any]:
+    """What a drafter looks things up in: of each store its index of a kind; of a drafter that asks for none, nothing.
+
+    Raises:
+        MissingIndex, ForeignModel, CorruptStore: a store that cannot be read so.
+    """
+    if kind == "dense":
+        return [store.dense_index(model.fingerprint) for store in stores]
+    indexes = [store.suffix_index() for store in stores] if kind == "suffix" else []
+    for index in indexes:
+        index.warm_up()
+    return indexes
+
+
+def taps_of(drafter: Drafter, model: LanguageModel) -> Taps:
+    """What a target must be made to hand over for a drafter."""
+    layer = 0
+    if Signal.LAYER in drafter.needs:
+        layers = int(model.config.num_hidden_layers)
+        asked: float = drafter.layer  # type: ignore[attr-defined]  # what asks for a layer says which
+        layer = max(1, round(asked * layers)) if asked < 1 else int(asked)
+    return Taps(Signal.HIDDEN in drafter.needs, layer, Signal.CONTEXT_TOPK in drafter.needs)

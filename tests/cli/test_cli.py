@@ -31,6 +31,7 @@ COMMANDS = (
     "decode",
     "drafters",
     "profile",
+    "replay",
     "inspect",
     "verify",
     "diff",
@@ -444,7 +445,7 @@ def test_a_profile_is_shown_kept_and_used(run_cli: Run, tiny_directory: Path, pr
     again = run_cli(
         "profile", *model, "--rows", "16,1", "--contexts", "8", "--repeats", 1, "--json", "--runtime", "generic"
     )
-    assert set(again.records[0]) == {"rows", "contexts", "seconds"}
+    assert set(again.records[0]) == {"format", "rows", "contexts", "seconds"}
     assert Path(again.err.split("kept in ")[1].strip()) != path  # a runtime has a curve of its own
     for wrong in (
         ["--rows", "2,4"],

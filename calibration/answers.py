@@ -1,0 +1,186 @@
+"""Answers that were written before: token ids of prompts and answers, from what `specds decode` or others wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specds.datastore.examples import Example, read_examples
+from specds.datastore.prompts import BadRow, Message, Prompt
+from specds.datastore.rows import STDIN, check_file, lines, shown
+from specds.errors import InputError, PromptError
+from specds.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One turn's prompt and answer, as token ids.
+
+    Attributes:
+        id: the prompt's.
+        turn: which of its turns, from 0.
+        prompt: template and history included.
+        tokens: the answer, a stop token included; at least one.
+        stopped: whether the answer ends because its last token ends it.
+        most: how many tokens it could have had; as many as it has where that is not known.
+        group: what the prompt belongs to; empty if nobody says.
+    """
+
+    id: str
+    turn: int
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    stopped: bool
+    most: int
+    group: str = ""
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """Prompt and answer."""
+        return self.prompt + self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What was read.
+
+    Attributes:
+        turns: in the order of the file.
+        failed: records of prompts that were not answered.
+        lossless: whether all are said to be the model's own text, token for token.
+    """
+
+    turns: tuple[Recorded, ...]
+    failed: int = 0
+    lossless: bool = True
+
+
+def read_answers(
+    path: str, prompts: Iterable[Prompt | BadRow], tokenizer: Tokenizer, *, most: int | None = None
+) -> Answers:
+    """The answers that `specds decode` wrote, with the prompts that they answer.
+
+    Args:
+        path: JSON lines, or "-".
+        prompts: what was decoded, in any order if their ids differ, else in the answers' order; more may be there.
+        most: --max-new-tokens of the run. By default what the answers show: the longest that ended for its length.
+
+    Raises:
+        InputError: the file cannot be read, holds something else, or its prompts are others.
+    """
+    known = list(prompts)
+    by_id = {row.id: row for row in known}
+    unique = len(by_id) == len(known)
+    turns: list[Recorded] = []
+    failed, lossless, number = 0, True, -1
+    for number, (where, record) in enumerate(_records(path)):
+        row = by_id.get(record["id"]) if unique else known[number] if number < len(known) else None
+        if "error" in record:
+            failed += 1
+            continue
+        if not isinstance(row, Prompt) or row.id != record["id"]:
+            raise InputError(f"{where} answers prompt {record['id']!r}, which is not among the prompts", _SAME)
+        lossless = lossless and record.get("lossless") is True
+        turns += _turns(where, record, row, tokenizer)
+    if not turns:
+        raise InputError(f"no answers in {shown(path)}", "give what `specds decode` wrote")
+    if most is None:
+        most = max((turn.most for turn in turns if not turn.stopped), default=0)
+    turns = [replace(turn, most=max(turn.most, most)) if turn.stopped else turn for turn in turns]
+    return Answers(tuple(turns), failed, lossless)
+
+
+def read_pairs(files: Sequence[str], tokenizer: Tokenizer) -> Answers:
+    """Prompts with their responses, in any form that `specds ingest` reads; raw texts have nothing to answer.
+
+    Raises:
+        InputError: a file cannot be read, or holds no such rows.
+    """
+    stop = getattr(tokenizer.hf, "eos_token_id", None)
+    turns: list[Recorded] = []
+    failed = 0
+    for number, example in enumerate(read_examples(files)):
+        if not isinstance(example, Example) or not example.prompt:
+            failed += 1
+            continue
+        try:
+            prompt = tuple(tokenizer.chat(list(example.prompt)))
+        except PromptError:
+            failed += 1
+            continue
+        tokens = [*tokenizer.encode(example.response), *([] if stop is None else [int(stop)])]
+        if not tokens:
+            failed += 1
+            continue
+        ends = stop is not None and tokens.index(int(stop)) == len(tokens) - 1
+        turns.append(Recorded(str(number), 0, prompt, tuple(tokens), ends, len(tokens), example.source))
+    if not turns:
+        raise InputError(
+            f"no prompts with responses in {', '.join(map(shown, files))}",
+            'rows such as {"prompt": "…", "response": "…"}, or answers of `specds decode` with their --prompts',
+        )
+    return Answers(tuple(turns), failed)
+
+
+def are_records(path: str) -> bool:
+    """Whether a file's first line is a record of `specds decode`; standard input cannot be asked.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    if path == STDIN:
+        return True
+    check_file(path)
+    try:
+        _, line = next(lines(path), ("", ""))
+        record = json.loads(line) if isinstance(line, str) else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and ("tokens" in record or "error" in record) and "key" in record
+
+
+_SAME = "give the prompt files that were decoded, with the same --prompt-field and --model"
+
+
+def _records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    check_file(path)
+    for where, line in lines(path):
+        try:
+            record = None if isinstance(line, PromptError) else json.loads(line)
+            if not isinstance(record, dict) or not isinstance(record.get("id"), str):
+                raise ValueError("no record")
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where} is no answer of `specds decode`", "give what --output or stdout got") from error
+        yield where, record
+
+
+def _turns(where: str, record: dict[str, Any], prompt: Prompt, tokenizer: Tokenizer) -> Iterator[Recorded]:
+    parts = record.get("turns") or [record]
+    if not isinstance(parts, list) or len(parts) != len(prompt.turns):
+        raise InputError(f"{where} answers a prompt of another number of turns than {prompt.id!r} has", _SAME)
+    history: list[Message] = []
+    for turn, (messages, part) in enumerate(zip(prompt.turns, parts, strict=True)):
+        history += messages
+        tokens, text = _fields(where, part, tokenizer.vocab_size)
+        try:
+            ids = tokenizer.prompt(history[0]["content"]) if prompt.raw else tokenizer.chat(history)
+        except PromptError as error:
+            raise InputError(f"{where}: {error.message}", error.hint) from error
+        if len(ids) != part.get("prompt_tokens"):
+            raise InputError(
+                f"{where} answers a prompt of {part.get('prompt_tokens')} tokens, and {prompt.id!r} has {len(ids)}",
+                _SAME,
+            )
+        history.append({"role": "assistant", "content": text})
+        stopped = part.get("finish_reason") == "stop"
+        yield Recorded(prompt.id, turn, tuple(ids), tokens, stopped, len(tokens), prompt.group or "")
+
+
+def _fields(where: str, part: Any, vocabulary: int) -> tuple[tuple[int, ...], str]:
+    tokens, text = (part.get("tokens"), part.get("text")) if isinstance(part, dict) else (None, None)
+    whole = isinstance(tokens, list) and all(type(token) is int and 0 <= token < vocabulary for token in tokens)
+    if not whole or not tokens or not isinstance(text, str):
+        raise InputError(f"{where} holds no token ids of this model", _SAME)
+    return tuple(tokens), text

@@ -1,0 +1,299 @@
+"""Replay: what drafters would have had accepted of answers that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specds.calibration.answers import Recorded
+from specds.datastore.store import open_store
+from specds.decode.budget import Auto, Budget, Fixed
+from specds.decode.contracts import Drafter, Signal, Step, Taps, Target
+from specds.decode.cost import CostCurve
+from specds.decode.counters import Counters
+from specds.decode.drafters import DRAFTERS
+from specds.decode.engine import open_indexes, taps_of
+from specds.decode.loop import decode
+from specds.decode.method import Method
+from specds.decode.registry import load, parse_options
+from specds.decode.targets import make_target
+from specds.decode.targets.recorded import PER_ANSWER, Reading, RecordedTarget, read
+from specds.decode.verifiers import VERIFIERS
+from specds.decode.verifiers.recorded import Recorded as Verifier
+from specds.errors import UsageError
+from specds.model import LanguageModel
+
+NONE, ANSWER, STEP = "none", "answer", "step"
+"""How often a replay runs the model: never, once an answer, or at every step, as decoding does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a method would have done with one answer.
+
+    Attributes:
+        answer: the recorded turn.
+        method: by name.
+        passes: how often the model ran: `none`, `answer` (once over the whole) or `step`.
+        steps: as decoding would have made them; seconds are the replay's own.
+        counters: their sums. Drafting seconds are measured, those of the passes are of no meaning.
+        seconds: what decoding would take, by the cost curve; None without one.
+        plain_seconds: what plain decoding would take.
+    """
+
+    answer: Recorded
+    method: str
+    passes: str
+    steps: tuple[Step, ...]
+    counters: Counters
+    seconds: float | None
+    plain_seconds: float | None
+
+
+class Replay:
+    """Methods, replayed on one answer after another through the decoding loop itself.
+
+    The target is the record. What a drafter asks of the model is given by one pass over each answer, shared by all
+    drafters; a drafter that looks at what the model says to rejected tokens (token recycling, alone or as another's
+    fallback) gets the model's own pass at every step, and costs what decoding costs. Where nothing is asked, no
+    weights are read.
+
+    A budget that is not fixed learns from answer to answer, as in a run over the same prompts in the same order.
+
+    Args:
+        model: the one that answered.
+        methods: none with a draft model or a lossy verifier.
+        budget: of methods without one of their own; None: as many nodes as pay for themselves, by the curve.
+        curve: T(n), for predictions and for budgets that are not fixed.
+
+    Raises:
+        UsageError: a method that cannot be replayed, or a budget that needs a cost curve.
+        and what opening the methods' stores raises.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        methods: Sequence[Method],
+        *,
+        budget: int | None = None,
+        curve: CostCurve | None = None,
+        runtime: str = "auto",
+    ) -> None:
+        self._model, self._curve, self._runtime = model, curve, runtime
+        stores: dict[tuple[str | None, tuple[str, ...]], list[Any]] = {}
+        self._methods = [_Drafting(method, model, budget, curve, stores) for method in methods]
+        self._targets: dict[tuple[str, Taps], Target] = {}
+
+    @property
+    def passes(self) -> dict[str, str]:
+        """How often the model will run, by method."""
+        return {one.method.name: one.passes for one in self._methods}
+
+    def of(self, answer: Recorded) -> list[Replayed]:
+        """What every method would have done, in order."""
+        readings: dict[Taps, Reading] = {}
+        return [self._one(drafting, answer, readings) for drafting in self._methods]
+
+    def _one(self, drafting: _Drafting, answer: Recorded, readings: dict[Taps, Reading]) -> Replayed:
+        steps = tuple(
+            decode(
+                self._target(drafting, answer, readings),
+                drafting.make(),
+                Verifier(answer.text),
+                answer.prompt,
+                max_new_tokens=answer.most,
+                budget=drafting.budget,
+                stop_tokens={answer.tokens[-1]} if answer.stopped else (),
+            )
+        )
+        counters = Counters.of(steps)
+        seconds = plain = None
+        if self._curve is not None:
+            plain = _plain_seconds(self._curve, answer)
+            seconds = _seconds(self._curve, answer, steps)
+        return Replayed(answer, drafting.method.name, drafting.passes, steps, counters, seconds, plain)
+
+    def _target(self, drafting: _Drafting, answer: Recorded, readings: dict[Taps, Reading]) -> Target:
+        if drafting.passes == NONE:
+            return RecordedTarget(answer.text, len(answer.prompt))
+        if drafting.passes == STEP:
+            return self._made(STEP, drafting.taps)
+        taps = self._shared(drafting.taps)
+        if taps not in readings:
+            logits = any(one.needs & {Signal.TOPK, Signal.ENTROPY} for one in self._methods if one.passes == ANSWER)
+            readings[taps] = read(self._made(ANSWER, taps), answer.prompt, answer.tokens, logits=logits)
+        return RecordedTarget(answer.text, len(answer.prompt), readings[taps])
+
+    def _shared(self, own: Taps) -> Taps:
+        """What one pass over an answer hands over: all that anybody asks for, except for the states of two layers."""
+        every = [one.taps for one in self._methods if one.passes == ANSWER]
+        layer = own.layer or max(taps.layer for taps in every)
+        return Taps(any(taps.hidden for taps in every), layer, any(taps.top for taps in every))
+
+    def _made(self, what: str, taps: Taps) -> Target:
+        if (what, taps) not in self._targets:
+            self._targets[what, taps] = make_target(self._model, self._runtime, taps)
+        return self._targets[what, taps]
+
+
+class _Drafting:
+    """A method made ready: its drafter's class, options and indexes, and its budget."""
+
+    def __init__(
+        self,
+        method: Method,
+        model: LanguageModel,
+        budget: int | None,
+        curve: CostCurve | None,
+        opened: dict[tuple[str | None, tuple[str, ...]], list[Any]],
+    ) -> None:
+        self.method = method
+        self._class = load(DRAFTERS, method.drafter, "drafter")
+        if getattr(self._class, "takes_model", False):
+            raise UsageError(
+                f"{method.name} drafts with a model, and replaying that is as long as decoding",
+                "measure it with decode",
+            )
+        if method.verifier != "auto" and not load(VERIFIERS, method.verifier, "verifier").lossless:
+            raise UsageError(
+                f"{method.name} has a lossy verifier: with it the answers would be others", "decode with it instead"
+            )
+        if self._class.store_required and not method.stores:
+            raise UsageError(f"drafter {method.drafter} needs a datastore", f"write {method.drafter}:PATH")
+        if method.stores and not self._class.index:
+            raise UsageError(f"drafter {method.drafter} looks nothing up", f"write {method.drafter} without a store")
+        self._options = parse_options(self._class.Options, method.options, f"drafter {method.drafter}")
+        key = self._class.index, method.stores
+        if key not in opened:
+            opened[key] = open_indexes(key[0], [open_store(path, model.tokenizer) for path in method.stores], model)
+        self._indexes = opened[key]
+        drafter = self.make()
+        self.needs: frozenset[Signal] = drafter.needs
+        self.taps = taps_of(drafter, model)
+        self.passes = NONE if not self.needs else ANSWER if self.needs <= PER_ANSWER else STEP
+        self.budget = self._make_budget(method.budget if method.budget is not None else budget, curve)
+
+    def _make_budget(self, budget: int | None, curve: CostCurve | None) -> Budget:
+        if self.method.drafter == "none":
+            return Fixed(0)
+        if budget is not None:
+            return Fixed(budget)
+        if curve is None:
+            raise UsageError(
+                f"{self.method.name} is to draft as much as pays for itself, and no cost curve is given",
+                "`specds profile --json > C.json` and --cost C.json, or --budget 16",
+            )
+        return Auto(curve)
+
+    def make(self) -> Drafter:
+        drafter: Drafter = self._class(self._options, self._indexes)
+        return drafter
+
+
+def replay(
+    model: LanguageModel,
+    methods: Sequence[Method],
+    answers: Sequence[Recorded],
+    *,
+    budget: int | None = None,
+    curve: CostCurve | None = None,
+    runtime: str = "auto",
+) -> Iterator[Replayed]:
+    """Every method on every answer, answer by answer. See `Replay`."""
+    made = Replay(model, methods, budget=budget, curve=curve, runtime=runtime)
+    for answer in answers:
+        yield from made.of(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a method would have done with some answers.
+
+    Attributes:
+        method: by name.
+        passes: as in `Replayed`.
+        answers: how many.
+        counters: sums over them.
+        seconds, plain_seconds: predicted; None without a cost curve.
+    """
+
+    method: str
+    passes: str
+    answers: int
+    counters: Counters
+    seconds: float | None
+    plain_seconds: float | None
+
+    @property
+    def speedup(self) -> float | None:
+        """Predicted time of plain decoding over the method's."""
+        return self.plain_seconds / self.seconds if self.seconds and self.plain_seconds else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Predicted."""
+        return self.counters.tokens / self.seconds if self.seconds else None
+
+    def row(self) -> dict[str, Any]:
+        """As JSON."""
+        counters, drafted = self.counters, max(1, self.counters.steps - self.answers)
+        return {
+            "method": self.method,
+            "answers": self.answers,
+            "tokens": counters.tokens,
+            "steps": counters.steps,
+            "mat": round(counters.mat, 4),
+            "drafted": counters.drafted,
+            "accepted": counters.accepted,
+            "acceptance": round(counters.acceptance, 4),
+            "node_acceptance": round(counters.node_acceptance, 4),
+            "draft_ms_a_step": round(1e3 * counters.draft_seconds / drafted, 4),
+            "passes": self.passes,
+            "seconds": self.seconds,
+            "plain_seconds": self.plain_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "speedup": self.speedup,
+        }
+
+
+def summarise(rows: Sequence[Replayed]) -> list[Summary]:
+    """One summary a method, in the order of their first rows."""
+    found = []
+    for method in dict.fromkeys(row.method for row in rows):
+        own = [row for row in rows if row.method == method]
+        known = own[0].seconds is not None
+        found.append(
+            Summary(
+                method,
+                own[0].passes,
+                len(own),
+                sum((row.counters for row in own), Counters()),
+                sum(row.seconds or 0.0 for row in own) if known else None,
+                sum(row.plain_seconds or 0.0 for row in own) if known else None,
+            )
+        )
+    return found
+
+
+def _plain_seconds(curve: CostCurve, answer: Recorded) -> float:
+    behind = len(answer.prompt) + np.arange(len(answer.tokens) - 1)
+    return _prompt_seconds(curve, len(answer.prompt)) + float(curve.predict(np.ones_like(behind), behind).sum())
+
+
+def _seconds(curve: CostCurve, answer: Recorded, steps: Sequence[Step]) -> float:
+    """The passes by the curve; drafting and the walk down the draft as they were measured."""
+    rows = np.array([len(step.draft) + 1 for step in steps[1:]], np.int64)
+    behind = np.array([step.position - 1 for step in steps[1:]], np.int64)
+    own = sum(step.draft_seconds + step.verify_seconds for step in steps)
+    return _prompt_seconds(curve, len(answer.prompt)) + float(curve.predict(rows, behind).sum()) + own
+
+
+def _prompt_seconds(curve: CostCurve, tokens: int) -> float:
+    """A prompt's passes, as many rows at once as were measured; a little too much, as it shows no rows but the last."""
+    most = curve.rows[-1]
+    starts = np.arange(0, tokens, most)
+    return float(curve.predict(np.minimum(most, tokens - starts), starts).sum())

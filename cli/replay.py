@@ -1,0 +1,73 @@
+"""specds replay: what drafters and stores would have had accepted of answers that are there already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specds.cli import options
+
+
+def replay(
+    answers: options.Answers,
+    methods: options.Methods,
+    prompt_file: options.Prompts,
+    budget: options.ReplayBudget = None,
+    cost: options.Cost = None,
+    max_new_tokens: options.RecordedLength = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many answers.")] = None,
+    rows: Annotated[Path | None, typer.Option(help="Write a JSON line an answer and method to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
+    model: options.Model = "smollm2-135m",
+    revision: options.Revision = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    runtime: options.Runtime = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
+    format: options.Format = None,
+    prompt_field: options.PromptField = "prompt",
+) -> None:
+    """Replay drafters on recorded answers: the accepted tokens that decoding would count, without decoding.
+
+    The table says for each method what decoding with it would have counted: MAT and acceptance are exact for answers
+    of a lossless run and a fixed --budget. pld, rest and others that look at tokens only need no model; those that
+    look at hidden states or likely tokens run it once over each answer; recycling (also as the fallback of sam and
+    respec) runs it at every step, as decoding does. With --cost the table predicts speed, too.
+
+    [dim]specds decode -p some.jsonl -d none --output plain.jsonl[/dim]
+    [dim]specds replay --answers plain.jsonl -p some.jsonl --methods pld,rest:code.ds,dresd:code.ds --budget 16[/dim]
+    """
+    import contextlib
+    import itertools
+    import json
+
+    from specds.calibration.replay import Replay, summarise
+    from specds.cli.render import bar, replay_record, replay_table
+    from specds.decode.method import distinct, parse_methods
+
+    chosen = distinct(parse_methods(methods))
+    curve = options.cost_curve(cost)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    recorded = options.recorded(
+        answers, prompt_file, language_model.tokenizer, format, prompt_field, most=max_new_tokens
+    )
+    made = Replay(language_model, chosen, budget=options.replay_budget(budget, curve), curve=curve, runtime=runtime)
+    found = []
+    turns = list(itertools.islice(recorded.turns, limit))
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(rows.open("w")) if rows is not None else None
+        update = stack.enter_context(bar("replaying", len(turns)))
+        for number, turn in enumerate(turns, 1):
+            for row in made.of(turn):
+                found.append(row)
+                if file is not None:
+                    file.write(json.dumps(replay_record(row)) + "\n")
+            update(number, None, -1.0)
+    summaries = summarise(found)
+    if as_json:
+        print(json.dumps({"answers": len(turns), "methods": [one.row() for one in summaries]}))
+    else:
+        replay_table(f"{len(turns):,} answers of {language_model.name}", summaries)

@@ -1,0 +1,39 @@
+"""Verification against a text that was written before: what its own model would have accepted of a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from specds.decode.contracts import Verdict
+from specds.decode.draft import Draft
+from specds.decode.verifiers.walk import follow
+from specds.sampling import Noise
+
+
+class Recorded:
+    """The recorded token at each node of the recorded text, followed while it was drafted.
+
+    That is what a lossless verifier does, at any temperature: the text does not depend on the drafts. The logits are
+    not looked at.
+
+    Args:
+        text: the prompt and the answer. A token behind its end is -1, which nobody drafts.
+    """
+
+    lossless: ClassVar[bool] = True
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self._text = text
+
+    def start(self, noise: Noise) -> None:
+        """See `Verifier.start`."""
+
+    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+        """See `Verifier.verify`."""
+        return follow(draft, lambda row, depth: self._at(position + depth))
+
+    def _at(self, position: int) -> int:
+        return self._text[position] if position < len(self._text) else -1
