@@ -22,6 +22,7 @@ from specds.cli import (
     diff,
     drafters,
     export,
+    evaluate,
     generate,
     ingest,
     inspect,
@@ -63,6 +64,7 @@ app.command("decode")(decode.decode)
 app.command("drafters")(drafters.drafters)
 app.command("profile")(profile.profile)
 app.command("replay")(replay.replay)
+app.command("evaluate")(evaluate.evaluate)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("diff")(diff.diff)

@@ -79,6 +79,10 @@ Prompts = Annotated[
     list[str],
     typer.Option("--prompts", "-p", help="Prompt file (JSONL, Parquet, text), or - for stdin. Repeatable."),
 ]
+OptionalPrompts = Annotated[
+    list[str] | None,
+    typer.Option("--prompts", "-p", help="Prompt file (JSONL, Parquet, text), or - for stdin. Repeatable."),
+]
 Format = Annotated[str | None, typer.Option(help="jsonl, parquet or text; default: by the file's name.")]
 PromptField = Annotated[str, typer.Option(help="The field that holds a single prompt.")]
 Drafter = Annotated[str, typer.Option("--drafter", "-d", help="See `specds drafters` for the names.")]

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from specds.calibration.evaluation import Evaluation
     from specds.calibration.replay import Replayed, Summary
     from specds.datastore.corrections import Table as Corrections
     from specds.datastore.manifest import Segment, SourceCount
@@ -259,6 +260,63 @@ def replay_record(row: Replayed) -> dict[str, Any]:
         "predicted_seconds": row.seconds,
         "predicted_plain_seconds": row.plain_seconds,
     }
+
+
+def evaluation_tables(name: str, found: Evaluation) -> None:
+    """What `specds evaluate` found. Goes to stdout: it is what was asked for."""
+    out = screen(stderr=False)
+    out.print(f"[bold]{escape(printable(name))}[/bold] on {found.answers:,} answers, {found.tokens:,} tokens")
+    table = Table("index", "budget", title="predicted", title_justify="left", box=None, padding=(0, 2, 0, 2))
+    for column in ("MAT", "acceptance", "per node", *(["× plain"] if _has_speed(found) else [])):
+        table.add_column(column, justify="right")
+    for index, budget, summary in found.predictions:
+        counters = summary.counters
+        cells = [f"{counters.mat:.3f}", f"{counters.acceptance:.1%}", f"{counters.node_acceptance:.1%}"]
+        if summary.speedup is not None:
+            cells.append(f"{summary.speedup:.2f}")
+        table.add_row(index, str(budget), *cells)
+    out.print(table)
+    total = sum(one.positions for one in found.hits)
+    if total:
+        table = Table(title="longest match", title_justify="left", box=None, padding=(0, 2, 0, 2))
+        for column in ("tokens", "positions", "first is right", "any is right"):
+            table.add_column(column, justify="right")
+        for one in found.hits:
+            right = [f"{count / one.positions:.1%}" if one.length else "–" for count in (one.first, one.anywhere)]
+            table.add_row(str(one.length), f"{one.positions / total:.1%}", *right)
+        first, anywhere = (sum(getattr(one, name) for one in found.hits) for name in ("first", "anywhere"))
+        table.add_row("all", "100.0%", f"{first / total:.1%}", f"{anywhere / total:.1%}")
+        out.print(table)
+    for what, texts in (("prompts", found.prompts), ("answers", found.responses)):
+        part = f"{texts.shared / texts.ngrams:.1%}" if texts.ngrams else "–"
+        out.print(
+            f"overlap: {texts.touched:,} of {texts.texts:,} {what} share a {found.ngram}-gram with the store, "
+            f"{part} of their {found.ngram}-grams stand there; {texts.same:,} are documents as they are"
+        )
+    for what, shares in (("source", found.sources), ("corpus file", found.parts)):
+        table = Table(what, title_justify="left", box=None, padding=(0, 2, 0, 2))
+        for column in ("documents", "tokens", "useful", "tokens given", "by it alone", "oldest", "newest"):
+            table.add_column(column, justify="right")
+        for share in shares:
+            table.add_row(
+                escape(printable(share.name)),
+                f"{share.documents:,}",
+                f"{share.tokens:,}",
+                f"{share.useful / share.documents:.0%}" if share.indexed else "not indexed",
+                f"{share.gave:,}",
+                f"{share.alone:,}",
+                escape(share.oldest[:10]),
+                escape(share.newest[:10]),
+            )
+        out.print(table)
+    if dead := [share for share in found.sources if share.dead]:
+        tokens = sum(share.tokens for share in dead)
+        names = ", ".join(share.name for share in dead)
+        out.print(f"dead weight: {escape(printable(names))}: {tokens:,} tokens, and none was accepted")
+
+
+def _has_speed(found: Evaluation) -> bool:
+    return any(summary.speedup is not None for _, _, summary in found.predictions)
 
 
 def store_record(store: Store) -> dict[str, Any]:

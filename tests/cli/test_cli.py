@@ -32,6 +32,7 @@ COMMANDS = (
     "drafters",
     "profile",
     "replay",
+    "evaluate",
     "inspect",
     "verify",
     "diff",
