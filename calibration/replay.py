@@ -53,6 +53,47 @@ class Replayed:
     plain_seconds: float | None
 
 
+class Shared:
+    """What replays over the same answers have in common: targets, opened indexes, and readings of the answers.
+
+    Args:
+        model: the one that answered.
+        bytes: how much of the readings is kept; what is not is read again when it is asked for again.
+    """
+
+    def __init__(self, model: LanguageModel, runtime: str = "auto", *, bytes: int = 0) -> None:
+        self.model = model
+        self._runtime = runtime
+        self._room = bytes
+        self._targets: dict[tuple[str, Taps], Target] = {}
+        self._indexes: dict[tuple[str | None, tuple[str, ...]], list[Any]] = {}
+        self._readings: dict[tuple[Recorded, Taps, bool], Reading] = {}
+
+    def target(self, what: str, taps: Taps) -> Target:
+        """The model's own, one for each use."""
+        if (what, taps) not in self._targets:
+            self._targets[what, taps] = make_target(self.model, self._runtime, taps)
+        return self._targets[what, taps]
+
+    def indexes(self, kind: str | None, paths: tuple[str, ...]) -> list[Any]:
+        """What drafters look things up in. Raises as `open_store` and `open_indexes`."""
+        if (kind, paths) not in self._indexes:
+            stores = [open_store(path, self.model.tokenizer) for path in paths]
+            self._indexes[kind, paths] = open_indexes(kind, stores, self.model)
+        return self._indexes[kind, paths]
+
+    def reading(self, answer: Recorded, taps: Taps, logits: bool) -> Reading:
+        """What the model says to an answer."""
+        key = answer, taps, logits
+        if key not in self._readings:
+            made = read(self.target(ANSWER, taps), answer.prompt, answer.tokens, logits=logits)
+            if made.size > self._room:
+                return made
+            self._room -= made.size
+            self._readings[key] = made
+        return self._readings[key]
+
+
 class Replay:
     """Methods, replayed on one answer after another through the decoding loop itself.
 
@@ -68,6 +109,7 @@ class Replay:
         methods: none with a draft model or a lossy verifier.
         budget: of methods without one of their own; None: as many nodes as pay for themselves, by the curve.
         curve: T(n), for predictions and for budgets that are not fixed.
+        shared: with other replays.
 
     Raises:
         UsageError: a method that cannot be replayed, or a budget that needs a cost curve.
@@ -82,11 +124,14 @@ class Replay:
         budget: int | None = None,
         curve: CostCurve | None = None,
         runtime: str = "auto",
+        shared: Shared | None = None,
     ) -> None:
-        self._model, self._curve, self._runtime = model, curve, runtime
-        stores: dict[tuple[str | None, tuple[str, ...]], list[Any]] = {}
-        self._methods = [_Drafting(method, model, budget, curve, stores) for method in methods]
-        self._targets: dict[tuple[str, Taps], Target] = {}
+        self._curve = curve
+        self._shared = shared or Shared(model, runtime)
+        self._methods = [_Drafting(method, budget, curve, self._shared) for method in methods]
+        reading = [one for one in self._methods if one.passes == ANSWER]
+        self._taps = [one.taps for one in reading]
+        self._logits = any(one.needs & {Signal.TOPK, Signal.ENTROPY} for one in reading)
 
     @property
     def passes(self) -> dict[str, str]:
@@ -121,23 +166,16 @@ class Replay:
         if drafting.passes == NONE:
             return RecordedTarget(answer.text, len(answer.prompt))
         if drafting.passes == STEP:
-            return self._made(STEP, drafting.taps)
-        taps = self._shared(drafting.taps)
+            return self._shared.target(STEP, drafting.taps)
+        taps = self._union(drafting.taps)
         if taps not in readings:
-            logits = any(one.needs & {Signal.TOPK, Signal.ENTROPY} for one in self._methods if one.passes == ANSWER)
-            readings[taps] = read(self._made(ANSWER, taps), answer.prompt, answer.tokens, logits=logits)
+            readings[taps] = self._shared.reading(answer, taps, self._logits)
         return RecordedTarget(answer.text, len(answer.prompt), readings[taps])
 
-    def _shared(self, own: Taps) -> Taps:
+    def _union(self, own: Taps) -> Taps:
         """What one pass over an answer hands over: all that anybody asks for, except for the states of two layers."""
-        every = [one.taps for one in self._methods if one.passes == ANSWER]
-        layer = own.layer or max(taps.layer for taps in every)
-        return Taps(any(taps.hidden for taps in every), layer, any(taps.top for taps in every))
-
-    def _made(self, what: str, taps: Taps) -> Target:
-        if (what, taps) not in self._targets:
-            self._targets[what, taps] = make_target(self._model, self._runtime, taps)
-        return self._targets[what, taps]
+        layer = own.layer or max(taps.layer for taps in self._taps)
+        return Taps(any(taps.hidden for taps in self._taps), layer, any(taps.top for taps in self._taps))
 
 
 class _Drafting:
@@ -146,10 +184,9 @@ class _Drafting:
     def __init__(
         self,
         method: Method,
-        model: LanguageModel,
         budget: int | None,
         curve: CostCurve | None,
-        opened: dict[tuple[str | None, tuple[str, ...]], list[Any]],
+        shared: Shared,
     ) -> None:
         self.method = method
         self._class = load(DRAFTERS, method.drafter, "drafter")
@@ -167,13 +204,10 @@ class _Drafting:
         if method.stores and not self._class.index:
             raise UsageError(f"drafter {method.drafter} looks nothing up", f"write {method.drafter} without a store")
         self._options = parse_options(self._class.Options, method.options, f"drafter {method.drafter}")
-        key = self._class.index, method.stores
-        if key not in opened:
-            opened[key] = open_indexes(key[0], [open_store(path, model.tokenizer) for path in method.stores], model)
-        self._indexes = opened[key]
+        self._indexes = shared.indexes(self._class.index, method.stores)
         drafter = self.make()
         self.needs: frozenset[Signal] = drafter.needs
-        self.taps = taps_of(drafter, model)
+        self.taps = taps_of(drafter, shared.model)
         self.passes = NONE if not self.needs else ANSWER if self.needs <= PER_ANSWER else STEP
         self.budget = self._make_budget(method.budget if method.budget is not None else budget, curve)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def decode(
+    context: typer.Context,
     prompt_file: Annotated[
         list[str],
         typer.Option("--prompt-file", "-p", help="Prompt file (JSONL, Parquet, text), or - for stdin. Repeatable."),
@@ -34,6 +35,13 @@ def decode(
         ),
     ] = None,
     set_option: options.Set = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE[#GROUP]",
+            help="Drafter, stores, options and budget that `specds tune` found; what is given beside it counts more.",
+        ),
+    ] = None,
     draft_model: options.DraftModel = None,
     verifier: Annotated[
         str, typer.Option(help="auto (greedy at temperature 0, else sampling), or one of `specds drafters`.")
@@ -94,6 +102,7 @@ def decode(
 
     from specds.calibration.trace import TraceWriter
     from specds.cli.answers import answer_file, answer_record, error_record, request_key
+    from specds.cli.config import read_config
     from specds.cli.render import bar, decode_summary, emit, note
     from specds.datastore.prompts import BadRow, read_prompts
     from specds.decode.counters import Counters
@@ -106,8 +115,15 @@ def decode(
     from specds.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)
-    options.budget(budget)
     chosen = options.settings(set_option or [])
+    if config is not None:
+        read = read_config(config)
+        store = list(read.stores) if store is None else store
+        if str(context.get_parameter_source("budget")).endswith("DEFAULT"):
+            budget = read.budget
+        if drafter in (None, read.drafter) and draft_model is None:
+            drafter, chosen = read.drafter, {**read.settings, **chosen}
+    options.budget(budget)
     judging = options.settings(verifier_option or [], "--verifier-set")
     if table is not None:
         judging["table"] = str(table)

@@ -32,6 +32,7 @@ from specds.cli import (
     remove,
     replay,
     table,
+    tune,
     verify,
 )
 from specds.cli.render import printable
@@ -64,6 +65,7 @@ app.command("decode")(decode.decode)
 app.command("drafters")(drafters.drafters)
 app.command("profile")(profile.profile)
 app.command("replay")(replay.replay)
+app.command("tune")(tune.tune)
 app.command("evaluate")(evaluate.evaluate)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)

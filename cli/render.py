@@ -16,6 +16,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from specds.calibration.evaluation import Evaluation
     from specds.calibration.replay import Replayed, Summary
+    from specds.calibration.tuning import Tuning
     from specds.datastore.corrections import Table as Corrections
     from specds.datastore.manifest import Segment, SourceCount
     from specds.datastore.store import Store
@@ -242,6 +243,30 @@ def replay_table(title: str, summaries: Sequence[Summary]) -> None:
             _PASSES[one.passes],
             "–" if one.tokens_per_second is None else f"{one.tokens_per_second:.1f}",
             "–" if one.speedup is None else f"{one.speedup:.2f}",
+        )
+    screen(stderr=False).print(table)
+
+
+def tuning_table(found: Tuning) -> None:
+    """What `specds tune` found. Goes to stdout: it is what was asked for."""
+    held_out = any(one.held_out for one in found.best)
+    judged = "held-out prompts" if held_out else "the prompts it was chosen by"
+    table = Table(title=f"the fastest of {found.trials:,} settings, on {judged}", title_justify="left")
+    table.add_column("prompts")
+    table.add_column("setting", overflow="fold")
+    for column in ("chosen by", "judged on", "tokens/s", "by default", "margin", "95 %", "× plain"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found.best:
+        table.add_row(
+            escape(printable(one.group)),
+            escape(one.setting.name),
+            f"{one.prompts:,}",
+            f"{one.held_out or one.prompts:,}",
+            f"{one.tokens_per_second:.1f}",
+            f"{one.default_tokens_per_second:.1f}",
+            f"{one.margin - 1:+.1%}",
+            "–" if one.low is None or one.high is None else f"{one.low - 1:+.1%} to {one.high - 1:+.1%}",
+            f"{one.tokens_per_second / one.plain_tokens_per_second:.2f}",
         )
     screen(stderr=False).print(table)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -23,9 +23,31 @@ def load(registry: Mapping[str, str], name: str, what: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def option(default: Any, help: str, *, least: float | None = None) -> Any:
-    """A field of an options dataclass: default, one line of help, and the smallest value allowed."""
-    return dataclasses.field(default=default, metadata={"help": help, "least": least})
+def option(default: Any, help: str, *, least: float | None = None, tries: Sequence[Any] | None = None) -> Any:
+    """A field of an options dataclass.
+
+    Args:
+        help: one line.
+        least: the smallest value allowed.
+        tries: values that a search looks at beside the default; by default of numbers some smaller and larger ones.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "least": least, "tries": tries})
+
+
+def choices(cls: Any) -> dict[str, list[str]]:
+    """Values that a search looks at, option by option, as text; options without any are left out."""
+    found: dict[str, list[str]] = {}
+    for field in dataclasses.fields(cls):
+        default: Any = field.default
+        tries, least = field.metadata.get("tries"), field.metadata.get("least")
+        if tries is None:
+            number = isinstance(default, int | float) and not isinstance(default, bool) and default
+            factors = (0.25, 0.5, 2, 4) if isinstance(default, int) else (0.5, 2)
+            tries = [type(default)(default * factor) for factor in factors] if number else []
+        values = [value for value in dict.fromkeys(tries) if value != default and (least is None or value >= least)]
+        if values:
+            found[field.name] = [str(value) for value in values]
+    return found
 
 
 def ordered(small: str, low: float, large: str, high: float) -> None:

@@ -42,10 +42,13 @@ class AdaPld:
         """Options of AdaPLD."""
 
         layer: float = option(
-            0.8, "layer whose states choose the anchor: its number, or below 1 a share of all layers", least=0.001
+            0.8,
+            "layer whose states choose the anchor: its number, or below 1 a share of all layers",
+            least=0.001,
+            tries=(0.5, 0.65, 0.9),
         )
         length: int = option(30, "most tokens copied (§4.3.2: 30)", least=1)
-        branches: int = option(TOP, f"K, branch tokens (§4.3.2: 8), at most {TOP}", least=1)
+        branches: int = option(TOP, f"K, branch tokens (§4.3.2: 8), at most {TOP}", least=1, tries=(2, 4))
         threshold: float = option(
             0.1, "τ, least cosine of embeddings for the semantic fallback (§4.3.2: 0.1)", least=-1
         )

@@ -28,8 +28,8 @@ class LogitSpec:
     class Options:
         """Options of LogitSpec."""
 
-        guesses: int = option(TOP, f"guesses taken from the last logits, at most {TOP}", least=0)
-        max_ngram: int = option(3, "longest n-gram matched", least=1)
+        guesses: int = option(TOP, f"guesses taken from the last logits, at most {TOP}", least=0, tries=(0, 2, 4))
+        max_ngram: int = option(3, "longest n-gram matched", least=1, tries=(2, 4, 6))
         length: int = option(10, "most tokens copied", least=1)
 
     summary: ClassVar[str] = "copies what followed the last n-gram, and what followed each runner-up of the last logits"

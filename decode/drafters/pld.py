@@ -24,8 +24,8 @@ class PromptLookup:
     class Options:
         """Options of prompt lookup."""
 
-        max_ngram: int = option(3, "longest n-gram matched", least=1)
-        min_ngram: int = option(1, "shortest n-gram matched", least=1)
+        max_ngram: int = option(3, "longest n-gram matched", least=1, tries=(2, 4, 6))
+        min_ngram: int = option(1, "shortest n-gram matched", least=1, tries=(2, 3))
         length: int = option(10, "most tokens copied", least=1)
 
         def __post_init__(self) -> None:

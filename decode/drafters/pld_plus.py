@@ -22,7 +22,10 @@ class PldPlus:
         """Options of PLD+."""
 
         layer: float = option(
-            0.8, "layer whose states choose the place: its number, or below 1 a share of all layers", least=0.001
+            0.8,
+            "layer whose states choose the place: its number, or below 1 a share of all layers",
+            least=0.001,
+            tries=(0.5, 0.65, 0.9),
         )
         length: int = option(30, "most tokens copied", least=1)
 

@@ -34,9 +34,9 @@ class Recycling:
     class Options:
         """Options of Token Recycling."""
 
-        nodes: int = option(64, "most nodes of the tree (the step's budget may be smaller)", least=1)
+        nodes: int = option(64, "most nodes of the tree (the step's budget may be smaller)", least=1, tries=())
         depth: int = option(6, "deepest node", least=1)
-        successors: int = option(TOP, f"successors kept for a token, at most {TOP}", least=1)
+        successors: int = option(TOP, f"successors kept for a token, at most {TOP}", least=1, tries=(2, 4))
 
     summary: ClassVar[str] = "the target's likeliest successors of each token, kept from earlier passes, as a tree"
     source: ClassVar[str] = "Token Recycling (Luo et al., 2024)"

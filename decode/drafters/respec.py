@@ -39,14 +39,14 @@ class ReSpec:
     class Options:
         """Options of ReSpec."""
 
-        lookback: int = option(3, "longest suffix that may be the key (§4: 3)", least=1)
+        lookback: int = option(3, "longest suffix that may be the key (§4: 3)", least=1, tries=(1, 2, 5))
         entropy: float = option(1.5, "retrieve where the key's mean entropy is at most this (nats; §4: 1.5)", least=0)
         weight: float = option(1.0, "λ: how much a longer key is preferred (Eq. 2)", least=0)
         rate: float = option(0.5, "α: how fast a place's score follows its last outcome (Eq. 4)", least=0)
         least_score: float = option(0.1, "θ: places with a lower score are left out (§3.3)", least=0)
         candidates: int = option(3, "places drafted from at once (§4: 3)", least=1)
         length: int = option(10, "most tokens copied from a place", least=1)
-        fallback: str = option("recycling", "the drafter that drafts otherwise; none: nobody")
+        fallback: str = option("recycling", "the drafter that drafts otherwise; none: nobody", tries=("pld", "none"))
 
     summary: ClassVar[str] = (
         "copies from places in the text that served well, where the target is sure; else a fallback"

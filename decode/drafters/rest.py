@@ -23,9 +23,9 @@ class Rest:
         """Options of REST."""
 
         max_match: int = option(16, "longest suffix of the context looked up", least=1)
-        min_match: int = option(2, "shortest suffix looked up", least=1)
+        min_match: int = option(2, "shortest suffix looked up", least=1, tries=(1, 3, 4))
         length: int = option(10, "most tokens of a continuation", least=1)
-        nodes: int = option(64, "most nodes of the tree (the step's budget may be smaller)", least=1)
+        nodes: int = option(64, "most nodes of the tree (the step's budget may be smaller)", least=1, tries=())
 
         def __post_init__(self) -> None:
             ordered("min_match", self.min_match, "max_match", self.max_match)

@@ -34,7 +34,9 @@ class Sam:
         length: int = option(40, "most tokens copied", least=1)
         growth: float = option(4.0, "tokens copied for each matched token", least=0.1)
         max_match: int = option(16, "longest suffix looked up in a store", least=1)
-        fallback: str = option("recycling", "the drafter that drafts where nothing matches; none: nobody")
+        fallback: str = option(
+            "recycling", "the drafter that drafts where nothing matches; none: nobody", tries=("pld", "none")
+        )
 
     summary: ClassVar[str] = "longest suffix of the text in the text itself (automaton) or in a store; else a fallback"
     source: ClassVar[str] = "SAM-Decoding (Hu et al., 2024)"

@@ -39,6 +39,12 @@ class Reading:
     kept: Kept
     embed: Embed
 
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        tensors = sum(one.nbytes for one in (self.logits, self.hidden) if one is not None)
+        return tensors + sum(one.nbytes for one in (self.kept.layer, self.kept.top) if one is not None)
+
 
 def read(target: Target, prompt: Sequence[int], answer: Sequence[int], *, logits: bool) -> Reading:
     """Show an answer to its model: the prompt's pass, and then the answer's as drafts that are all accepted.

@@ -32,6 +32,7 @@ COMMANDS = (
     "drafters",
     "profile",
     "replay",
+    "tune",
     "evaluate",
     "inspect",
     "verify",

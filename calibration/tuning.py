@@ -1,0 +1,304 @@
+"""Tuning: which drafter, options and budget would have been fastest on recorded answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specds.calibration.answers import Recorded
+from specds.calibration.replay import Replay, Shared
+from specds.decode.cost import CostCurve
+from specds.decode.drafters import DRAFTERS
+from specds.decode.method import Method
+from specds.decode.registry import choices, load, parse_options
+from specds.errors import UsageError
+from specds.model import LanguageModel
+
+ALL = "all"
+"""The group of all prompts."""
+
+_BUDGETS = ("auto", "2", "4", "8", "16", "32", "64")
+# Drafting is timed, and a clock is never quite the same twice.
+_GAIN = 1.002
+_READINGS = 1 << 30
+_RESAMPLES = 2_000
+_SURE = (2.5, 97.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A drafter with everything that a search decides.
+
+    Attributes:
+        drafter, stores: as in `Method`.
+        budget: a number or `auto`.
+        options: the drafter's that are not left at their defaults.
+    """
+
+    drafter: str
+    stores: tuple[str, ...]
+    budget: str
+    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As `Method` writes it."""
+        options = "&".join(f"{name}={value}" for name, value in self.options)
+        return ":".join((self.drafter, *self.stores)) + f"@{self.budget}" + (f"?{options}" if options else "")
+
+    def method(self) -> Method:
+        """To replay."""
+        budget = None if self.budget == "auto" else int(self.budget)
+        return Method(self.name, self.drafter, self.stores, budget, dict(self.options))
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The fastest setting for a group of prompts, and what it is worth on prompts that it was not chosen by.
+
+    Attributes:
+        group: its name; `all` for every prompt.
+        setting: chosen on the training prompts.
+        default: the same drafter as it comes.
+        prompts, held_out: how many it was chosen by, and how many it is judged on.
+        tokens_per_second, default_tokens_per_second, plain_tokens_per_second: predicted on the held-out prompts; on the
+            training prompts where none is held out.
+        margin: the setting's speed over the default's, there.
+        low, high: 95 % interval of the margin, over held-out prompts drawn again and again; None for fewer than two.
+    """
+
+    group: str
+    setting: Setting
+    default: Setting
+    prompts: int
+    held_out: int
+    tokens_per_second: float
+    default_tokens_per_second: float
+    plain_tokens_per_second: float
+    margin: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What a search found.
+
+    Attributes:
+        best: of all prompts first, then by group.
+        trials: settings replayed.
+    """
+
+    best: tuple[Best, ...]
+    trials: int
+
+
+def tune(
+    model: LanguageModel,
+    methods: Sequence[Method],
+    answers: Sequence[Recorded],
+    curve: CostCurve,
+    *,
+    held_out: float = 1 / 3,
+    trials: int = 40,
+    runtime: str = "auto",
+    progress: Callable[[int], None] = lambda done: None,
+) -> Tuning:
+    """Search each method's options and budget by replay, for the fewest predicted seconds.
+
+    From the defaults on, one thing after another is changed: the budget, then each option over the values that the
+    drafter names; what helps stays. It ends when a round changes nothing, or after so many trials. What a method's
+    word fixes is left as it is. The fastest setting tried is taken, for all prompts and for each group.
+
+    Args:
+        methods: without a draft model or a verifier.
+        answers: of one model; their groups are told apart.
+        curve: T(n) of the machine that will decode.
+        held_out: share of each group's prompts that nothing is chosen by; at least one where there are two.
+        trials: most settings of a method.
+        progress: called with the number of settings tried.
+
+    Raises:
+        UsageError: no method to tune, a share outside [0, 1), or what `Replay` refuses.
+    """
+    if not methods or not 0 <= held_out < 1:
+        raise UsageError(
+            f"--held-out is {held_out}" if methods else "no method to tune", "0 or more, and below 1" if methods else ""
+        )
+    for method in methods:
+        if method.verifier != "auto" or method.verifier_options:
+            raise UsageError(f"{method.name} names a verifier", "the text is not tuned: leave it to lossless ones")
+    judged = _held_out(answers, held_out)
+    train = [answer for answer, out in zip(answers, judged, strict=True) if not out]
+    rest = [answer for answer, out in zip(answers, judged, strict=True) if out]
+    shared = Shared(model, runtime, bytes=_READINGS)
+    tried = _Tried(train, curve, shared, progress)
+    for method in methods:
+        _search(method, tried, trials)
+    groups = [ALL, *(name for name in dict.fromkeys(answer.group for answer in answers) if name)]
+    if len(groups) == 2:
+        groups = groups[:1]  # the only group is all there is
+    chosen = {group: tried.best(_members(train, group)) for group in groups if _members(train, group).any()}
+    wanted = set(chosen.values()) | {_default(setting) for setting in chosen.values()}
+    tested = _Tried(rest or train, curve, shared, lambda done: None)
+    tested.run(sorted(wanted, key=lambda one: one.name))
+    found = []
+    for group, setting in chosen.items():
+        members = _members(rest, group)
+        if rest and not members.any():
+            continue
+        where = members if rest else _members(train, group)
+        found.append(_judge(group, setting, tested, where, len(_prompts(train, group)), len(_prompts(rest, group))))
+    return Tuning(tuple(found), len(tried.seconds))
+
+
+class _Tried:
+    """Settings replayed over some answers: predicted seconds of each answer."""
+
+    def __init__(
+        self, answers: Sequence[Recorded], curve: CostCurve, shared: Shared, progress: Callable[[int], None]
+    ) -> None:
+        self.answers = answers
+        self.seconds: dict[Setting, NDArray[np.float64]] = {}
+        self.plain = np.zeros(len(answers))
+        self._curve, self._shared, self._progress = curve, shared, progress
+
+    def run(self, settings: Sequence[Setting]) -> None:
+        """Replay those that were not yet."""
+        new = [one for one in dict.fromkeys(settings) if one not in self.seconds]
+        if not new:
+            return
+        replay = Replay(self._shared.model, [one.method() for one in new], curve=self._curve, shared=self._shared)
+        table = np.zeros((len(new), len(self.answers)))
+        for place, answer in enumerate(self.answers):
+            for row, found in enumerate(replay.of(answer)):
+                table[row, place] = found.seconds
+                self.plain[place] = found.plain_seconds
+        self.seconds.update(zip(new, table, strict=True))
+        self._progress(len(self.seconds))
+
+    def total(self, setting: Setting) -> float:
+        return float(self.seconds[setting].sum())
+
+    def best(self, members: NDArray[np.bool_]) -> Setting:
+        """The fastest of all over some answers."""
+        return _fastest({setting: float(seconds[members].sum()) for setting, seconds in self.seconds.items()})
+
+
+def _search(method: Method, tried: _Tried, trials: int) -> None:
+    found = load(DRAFTERS, method.drafter, "drafter")
+    fixed = tuple(sorted(method.options.items()))
+    best = Setting(method.drafter, method.stores, str(method.budget) if method.budget is not None else "auto", fixed)
+    tried.run([best])
+    if method.drafter == "none":
+        return
+    axes: dict[str, list[str]] = {} if method.budget is not None else {"": list(_BUDGETS)}
+    axes |= {name: values for name, values in choices(found.Options).items() if name not in method.options}
+    done = {best}
+    moved = True
+    while moved:
+        moved = False
+        for name, values in axes.items():
+            others = [one for one in (_changed(best, name, value) for value in values) if one not in done]
+            others = [one for one in others if _allowed(found, one)][: max(0, trials - len(done))]
+            done.update(others)
+            tried.run(others)
+            fastest = _fastest({one: tried.total(one) for one in (best, *others)})
+            best, moved = fastest, moved or fastest != best
+
+
+def _fastest(seconds: Mapping[Setting, float]) -> Setting:
+    """Of settings that are as good as equally fast, the first: the nearest to the defaults."""
+    least = min(seconds.values())
+    return next(setting for setting, one in seconds.items() if one <= least * _GAIN)
+
+
+def _changed(setting: Setting, name: str, value: str) -> Setting:
+    if not name:
+        return replace(setting, budget=value)
+    return replace(setting, options=tuple(sorted({**dict(setting.options), name: value}.items())))
+
+
+def _allowed(found: Any, setting: Setting) -> bool:
+    try:
+        parse_options(found.Options, dict(setting.options), setting.drafter)
+    except UsageError:  # a range that is empty
+        return False
+    return True
+
+
+def _default(setting: Setting) -> Setting:
+    return Setting(setting.drafter, setting.stores, "auto")
+
+
+def _held_out(answers: Sequence[Recorded], share: float) -> list[bool]:
+    """Of each group the prompts at even distances."""
+    out: set[tuple[str, str]] = set()
+    for group in dict.fromkeys(answer.group for answer in answers):
+        names = list(dict.fromkeys(answer.id for answer in answers if answer.group == group))
+        count = max(1, round(share * len(names))) if share and len(names) > 1 else 0
+        out.update((group, names[(2 * place + 1) * len(names) // (2 * count)]) for place in range(count))
+    return [(answer.group, answer.id) in out for answer in answers]
+
+
+def _members(answers: Sequence[Recorded], group: str) -> NDArray[np.bool_]:
+    return np.array([group in (ALL, answer.group) for answer in answers], np.bool_)
+
+
+def _prompts(answers: Sequence[Recorded], group: str) -> set[tuple[str, str]]:
+    return {(answer.group, answer.id) for answer in answers if group in (ALL, answer.group)}
+
+
+def _judge(
+    group: str, setting: Setting, tested: _Tried, members: NDArray[np.bool_], prompts: int, held_out: int
+) -> Best:
+    default = _default(setting)
+    tokens = sum(len(answer.tokens) for answer, one in zip(tested.answers, members, strict=True) if one)
+    own, usual = tested.seconds[setting][members], tested.seconds[default][members]
+    low = high = None
+    ids = [answer.id for answer, one in zip(tested.answers, members, strict=True) if one]
+    names = list(dict.fromkeys(ids))
+    if held_out > 1:
+        # Turns of a prompt go together.
+        sums = np.zeros((2, len(names)))
+        for row, seconds in enumerate((own, usual)):
+            np.add.at(sums[row], [names.index(name) for name in ids], seconds)
+        drawn = np.random.default_rng(0).integers(0, len(names), (_RESAMPLES, len(names)))
+        margins = sums[1][drawn].sum(axis=1) / sums[0][drawn].sum(axis=1)
+        low, high = (float(one) for one in np.percentile(margins, _SURE))
+    return Best(
+        group,
+        setting,
+        default,
+        prompts,
+        held_out,
+        tokens / float(own.sum()),
+        tokens / float(usual.sum()),
+        tokens / float(tested.plain[members].sum()),
+        float(usual.sum() / own.sum()),
+        low,
+        high,
+    )
+
+
+def summary(tuning: Tuning) -> list[Mapping[str, Any]]:
+    """As JSON."""
+    return [
+        {
+            "group": one.group,
+            "setting": one.setting.name,
+            "default": one.default.name,
+            "prompts": one.prompts,
+            "held_out": one.held_out,
+            "tokens_per_second": one.tokens_per_second,
+            "default_tokens_per_second": one.default_tokens_per_second,
+            "plain_tokens_per_second": one.plain_tokens_per_second,
+            "margin": one.margin,
+            "interval": None if one.low is None else [one.low, one.high],
+        }
+        for one in tuning.best
+    ]

@@ -1,0 +1,88 @@
+"""specds tune: the drafter, options and budget that would have been fastest on recorded answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specds.cli import options
+
+
+def tune(
+    answers: options.Answers,
+    methods: options.Methods,
+    prompt_file: options.Prompts,
+    cost: Annotated[
+        Path, typer.Option(help="T(n) of the machine that will decode: what `specds profile --json` printed there.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the options for `decode --config` to this file.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="The prompts' field that tells tasks apart.")] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Most settings tried of a method.")] = 40,
+    held_out: Annotated[float, typer.Option(help="Share of each group's prompts kept for the estimate.")] = 1 / 3,
+    max_new_tokens: options.RecordedLength = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
+    model: options.Model = "smollm2-135m",
+    revision: options.Revision = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    runtime: options.Runtime = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
+    format: options.Format = None,
+    prompt_field: options.PromptField = "prompt",
+) -> None:
+    """Search drafters' options and budgets by replaying recorded answers, for the most tokens a second.
+
+    From the defaults on, one option after another is changed, and what helps stays. An option or a budget that a
+    method's word gives is left as it is. The table shows what the fastest setting is worth on prompts that it was not
+    chosen by: for all prompts, and for each group of them.
+
+    [dim]specds tune --answers plain.jsonl -p some.jsonl --cost cost.json --methods pld,rest:code.ds -o tuned.json[/dim]
+    [dim]specds decode -p todo.jsonl --config tuned.json > answers.jsonl[/dim]
+    """
+    import json
+
+    from specds.calibration.tuning import ALL, Setting, summary
+    from specds.calibration.tuning import tune as tuned
+    from specds.cli.config import DecodeOptions, write_config
+    from specds.cli.render import bar, note, tuning_table
+    from specds.datastore.store import provenance
+    from specds.decode.method import distinct, parse_methods
+
+    chosen = distinct(parse_methods(methods))
+    curve = options.cost_curve(cost)
+    assert curve is not None
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    recorded = options.recorded(
+        answers, prompt_file, language_model.tokenizer, format, prompt_field, most=max_new_tokens, group=group
+    )
+    with bar("tuning", None) as update:
+        found = tuned(
+            language_model,
+            chosen,
+            recorded.turns,
+            curve,
+            held_out=held_out,
+            trials=trials,
+            runtime=runtime,
+            progress=lambda done: update(done, None, -1.0),
+        )
+    if as_json:
+        print(json.dumps({"trials": found.trials, "best": summary(found)}))
+    else:
+        tuning_table(found)
+    if output is None:
+        return
+
+    def decoding(setting: Setting) -> DecodeOptions:
+        return DecodeOptions(setting.drafter, tuple(map(Path, setting.stores)), dict(setting.options), setting.budget)
+
+    settings = {one.group: decoding(one.setting) for one in found.best}
+    made = provenance()
+    about = {"command": made.command, "version": made.version, "date": made.date, "model": language_model.name}
+    write_config(output, settings.pop(ALL), settings, {**about, "best": summary(found)})
+    note(f"specds decode --config {output}" + (f", or {output}#GROUP for one of them" if settings else ""))
