@@ -28,6 +28,7 @@ from specds.decode.drafters import DRAFTERS
 from specds.decode.loop import decode
 from specds.decode.registry import load, parse_options
 from specds.decode.targets import choose_runtime, make_target
+from specds.decode.targets.counted import Counted
 from specds.decode.verifiers import make_verifier
 from specds.decode.verifiers.csd import Memory
 from specds.errors import CorruptStore, PromptError, UsageError
@@ -145,8 +146,7 @@ class Engine:
         else:
             skip = parse_skip(self.draft_model or SKIP_HALF, int(self.model.config.num_hidden_layers))
             speaker = Skipping(self._target, skip)
-        independent = getattr(self._verifier, "independent", False)
-        return DraftModel(speaker, self.sampling, independent, Noise.of(self.sampling.seed, ()))
+        return DraftModel(speaker, self.sampling, self.independent, Noise.of(self.sampling.seed, ()))
 
     def _make_budget(self, runtime: str) -> Budget:
         if self.budget is not None:
@@ -174,10 +174,20 @@ class Engine:
             name = self.draft_model or SKIP_HALF
         return Identity(name, f"drafter {name}")
 
+    def count_passes(self) -> Counted:
+        """The engine's target, whose passes are counted from now on."""
+        counted = self._target = Counted(self._target)
+        return counted
+
     @property
     def memory(self) -> Memory | None:
         """What the verifier counts; None if it counts nothing."""
         return getattr(self._verifier, "memory", None)
+
+    @property
+    def independent(self) -> bool:
+        """Whether the verifier draws on its own, so that above temperature 0 texts are not those of plain sampling."""
+        return bool(getattr(self._verifier, "independent", False))
 
     @property
     def lossless(self) -> bool:
