@@ -68,7 +68,7 @@ class TraceWriter:
         if self._path.exists() and not self._path.is_file():
             raise OutputError(f"cannot write the trace {self._path}: it is not a file", "choose another --trace")
         try:
-            self._writer = pq.ParquetWriter(self._temporary, _schema(), compression="zstd")
+            self._writer = pq.ParquetWriter(self._temporary, trace_schema(), compression="zstd")
         except OSError as error:
             raise self._refused(error) from error
         return self
@@ -87,7 +87,7 @@ class TraceWriter:
             return
         try:
             with pq.ParquetFile(self._path) as old:
-                if not old.schema_arrow.equals(_schema()):
+                if not old.schema_arrow.equals(trace_schema()):
                     raise pa.ArrowInvalid("its columns are others")
                 count = 0
                 for batch in old.iter_batches(_ROWS):
@@ -125,7 +125,7 @@ class TraceWriter:
 
         if self._rows:
             try:
-                self._writer.write_table(pa.Table.from_pylist(self._rows, _schema()))
+                self._writer.write_table(pa.Table.from_pylist(self._rows, trace_schema()))
             except OSError as error:
                 raise self._refused(error) from error
             self._written = True
@@ -135,7 +135,8 @@ class TraceWriter:
         return OutputError(f"cannot write the trace {self._path}: {error.strerror or error}", "check --trace")
 
 
-def _schema() -> Any:
+def trace_schema() -> Any:
+    """The Arrow schema of a trace."""
     import pyarrow as pa
 
     whole, real = pa.int32(), pa.float64()

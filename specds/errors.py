@@ -50,6 +50,10 @@ class UnsupportedModel(ModelError):
     """The model loads, but its attention or cache cannot verify a tree of tokens."""
 
 
+class PeerError(SpecdsError):
+    """Another engine, measured beside ours, died or answered something that is no answer."""
+
+
 class StoreError(SpecdsError):
     """A datastore cannot be used."""
 

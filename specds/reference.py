@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specds.model import LanguageModel
+    from specds.sampling import Sampling
 
 PLAIN: dict[str, Any] = {
     "do_sample": False,
@@ -60,6 +61,36 @@ def lead(model: LanguageModel, tokens: Sequence[int]) -> float:
         logits = model.network(torch.tensor([list(tokens)], device=model.device), use_cache=False).logits[0, -1]
     best = torch.topk(logits.float(), 2).values
     return float(best[0] - best[1])
+
+
+def behind(
+    model: LanguageModel, tokens: Sequence[int], candidates: Sequence[int], sampling: Sampling, prompt: Sequence[int]
+) -> float:
+    """By how much the last of some candidates is behind what the model picks after `tokens`, in logits.
+
+    Near 0, rounding decides between them. Above temperature 0 the draws' own noise counts, as it does in picking;
+    infinite for a token that top-k or top-p leaves out.
+
+    Args:
+        prompt: the request's token ids, with which `tokens` begins; the noise is keyed by them.
+    """
+    import numpy as np
+    import torch
+
+    from specds.sampling import Noise, warp
+
+    with torch.inference_mode():
+        inputs = torch.tensor([list(tokens)], device=model.device)
+        logits = model.network(inputs, use_cache=False, logits_to_keep=1).logits[0, -1]
+    if sampling.greedy:
+        row = logits.double().cpu().numpy()
+        return float(row.max() - min(row[list(candidates)]))
+    kept, scaled = warp(logits, sampling)
+    race = scaled + Noise.of(sampling.seed, prompt).gumbel(len(tokens), kept)
+    places = [np.flatnonzero(kept == candidate) for candidate in candidates]
+    if not all(map(len, places)):
+        return float("inf")
+    return float((race.max() - min(race[place[0]] for place in places)) * sampling.temperature)
 
 
 class LogProbabilities:
