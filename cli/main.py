@@ -11,11 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from specds.cli import (
+    bench,
     build_dense,
     build_suffix,
     calibrate_csd,
     choose_skip,
     compact,
+    compare,
     decode,
     dedupe,
     demo,
@@ -67,6 +69,8 @@ app.command("profile")(profile.profile)
 app.command("replay")(replay.replay)
 app.command("tune")(tune.tune)
 app.command("evaluate")(evaluate.evaluate)
+app.command("bench")(bench.bench)
+app.command("compare")(compare.compare)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("diff")(diff.diff)

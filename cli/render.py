@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from specds.decode.counters import Counters
 
 _PLAIN_WIDTH = 120
+_PROBLEMS = 10
 
 
 def screen(*, stderr: bool) -> Console:
@@ -132,6 +133,84 @@ def comparison(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def bench_summary(summary: dict[str, Any]) -> None:
+    """The tables at the end of `specds bench`, and what is wrong with the run."""
+    groups = summary["groups"]
+    peers = [one["name"] for one in summary["methods"] if one["name"] == "hf-generate"]
+    columns = ["method", "× plain", *("× generate" for _ in peers), "MAT", "acceptance", "tokens/s", "drafting", "same"]
+    for group in groups[-1:]:
+        rows = []
+        for one in summary["methods"]:
+            own = group["methods"][one["name"]]
+            speeds = [own["speedup"]["none"], *(own["speedup"][name] for name in peers)]
+            cells = [one["name"], interval(speeds[0], 2), *(f"{speed['value']:.2f}" for speed in speeds[1:])]
+            cells += [f"{own['mat']['value']:.2f}" if own["mat"] else "–"]
+            cells += [f"{own['acceptance']['value']:.1%}" if own["acceptance"] else "–"]
+            cells += [f"{own['tokens_per_second']['value']:.1f}"]
+            cells += [f"{own['drafting']['value']:.1%}" if own["drafting"] else "–"]
+            rows.append([*cells, f"{own['same']} of {own['answers']}"])
+        comparison(f"{group['prompts']} prompts, {group['tokens']:,} tokens of plain decoding", columns, rows)
+    if len(groups) > 1:
+        names = ["× plain", *(group["group"] for group in groups[:-1])]
+        rows = [
+            [one["name"], *(interval(group["methods"][one["name"]]["speedup"]["none"], 2) for group in groups[:-1])]
+            for one in summary["methods"]
+        ]
+        comparison("by group", names, rows)
+    for one in summary["problems"][:_PROBLEMS]:
+        where = f", prompt {one['prompt']}" if one["prompt"] is not None else ""
+        note(f"{one['kind']}: {one['method']}{where}: {one['text']}")
+    if len(summary["problems"]) > _PROBLEMS:
+        note(f"… and {len(summary['problems']) - _PROBLEMS:,} more problems, in the report")
+    ties = [one for one in summary["differences"] if one["near_tie"]]
+    if ties:
+        note(f"{len(ties)} texts leave plain decoding's at a near-tie, where rounding decides")
+    note("valid" if summary["valid"] else "NOT VALID: do not rely on these figures")
+
+
+def interval(one: dict[str, Any] | None, digits: int) -> str:
+    """A figure with its interval."""
+    if one is None:
+        return "–"
+    if one["low"] is None:
+        return f"{one['value']:.{digits}f}"
+    return f"{one['value']:.{digits}f} ({one['low']:.{digits}f}–{one['high']:.{digits}f})"
+
+
+def result_comparison(found: dict[str, Any]) -> None:
+    """What `specds compare` shows. Goes to stdout: it is what was asked for."""
+    out = screen(stderr=False)
+    for path, valid in zip(found["results"], found["valid"], strict=True):
+        out.print(escape(printable(path)) + ("" if valid else "  [red]not valid[/red]"))
+    for what, changes in found["changed"].items():
+        for name, (one, other) in changes.items():
+            out.print(f"{what}: {escape(printable(f'{name}: {_brief(one)} → {_brief(other)}'))}")
+    for what, (first, second) in found["only"].items():
+        for names, which in ((first, "first"), (second, "second")):
+            if names:
+                out.print(f"{what} only in the {which}: {escape(printable(', '.join(names)))}")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("group", "method", "× plain", "", "intervals", "MAT", "", "tokens/s", "", "second / first"):
+        table.add_column(name, justify="left" if name in ("group", "method", "intervals") else "right", no_wrap=True)
+    words = {True: "overlap", False: "apart", None: "–"}
+    for row in found["groups"]:
+        table.add_row(
+            escape(printable(row["group"])),
+            escape(printable(row["method"])),
+            *(interval(one, 2) for one in row["speedup"]),
+            words[row["overlap"]["speedup"]],
+            *(f"{one['value']:.2f}" if one else "–" for one in row["mat"]),
+            *(f"{one['value']:.1f}" for one in row["tokens_per_second"]),
+            interval(row["paired"], 2),
+        )
+    out.print(table)
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:79] + "…"
 
 
 def table_summary(name: str, corrections: Corrections) -> None:

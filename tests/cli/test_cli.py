@@ -34,10 +34,17 @@ COMMANDS = (
     "replay",
     "tune",
     "evaluate",
+    "bench",
+    "compare",
     "inspect",
     "verify",
     "diff",
     "export",
+    "compact",
+    "merge",
+    "remove",
+    "dedupe",
+    "rebuild",
     "demo",
 )
 

@@ -1,0 +1,1 @@
+"""The benchmark harness: many ways of decoding on the same prompts, checked and compared."""

@@ -1,0 +1,391 @@
+"""Running a benchmark: every contender on every prompt, interleaved; then judging it and writing the result."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specds.calibration.bench.contenders import Contender, Measured, complaints, counters_of
+from specds.calibration.bench.figures import ALL, complete_prompts, groups_of, passes_of, steps_of
+from specds.calibration.bench.judge import NEAR_TIE, compare_texts, problems_of, rate_texts
+from specds.calibration.bench.report import report
+from specds.calibration.bench.results import FORMAT, REPORT, SUMMARY, Results, Row, open_results
+from specds.calibration.trace import trace_row
+from specds.datastore.prompts import BadRow, Prompt, read_prompts
+from specds.datastore.store import provenance
+from specds.decode import cost
+from specds.decode.targets import choose_runtime, make_target
+from specds.errors import InputError, PeerError, PromptError
+from specds.files import sha256
+from specds.model import LanguageModel
+from specds.sampling import Sampling
+from specds.version import __version__
+
+# torch's threads go on spinning for a while after a pass.
+_PAUSE = 0.05
+_DIFFERENCE = ("method", "prompt", "repeat", "differs_turn", "differs_at", "gap", "near_tie")
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "numba", "scann", "faiss-cpu")
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A prompt that is measured.
+
+    Attributes:
+        key: unique in a run: the prompt's id, with a number behind it where several prompts have the same.
+        group: the row of the tables that it counts in.
+    """
+
+    key: str
+    group: str
+    prompt: Prompt | BadRow
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a run measures.
+
+    Attributes:
+        max_new_tokens: most tokens of a turn's answer.
+        repeats: how often each contender answers each prompt.
+        warmup: tokens of the unmeasured answer that each contender begins with.
+        near_tie: logits that excuse another token; None: by the dtype.
+        curve: whether the cost curve is shown; it is measured where none is kept.
+    """
+
+    max_new_tokens: int
+    sampling: Sampling
+    repeats: int = 1
+    warmup: int = 16
+    near_tie: float | None = None
+    runtime: str = "auto"
+    curve: bool = True
+
+
+def choose_cases(
+    files: Sequence[str],
+    *,
+    limit: int | None = None,
+    group: str | None = None,
+    turns: int | None = None,
+    format: str | None = None,
+    prompt_field: str = "prompt",
+) -> list[Case]:
+    """The prompts of a run: of each group the same number, at even distances.
+
+    Args:
+        files: prompt files; `F.jsonl=16` has a limit of its own.
+        limit: prompts of each group; None: all.
+        group: the field that groups rows; None: a group is a file.
+        turns: most turns of a prompt that are answered; None: all.
+
+    Raises:
+        InputError: no prompts, or a file that cannot be read.
+    """
+    cases: list[Case] = []
+    seen: set[str] = set()
+    for text in files:
+        file, own = _with_limit(text, limit)
+        held: dict[str, list[Prompt | BadRow]] = {}
+        for row in read_prompts([file], format=format, prompt_field=prompt_field, group_field=group):
+            name = (row.group if isinstance(row, Prompt) else None) or Path(file).name.partition(".")[0]
+            held.setdefault(name, []).append(row)
+        for name, rows in held.items():
+            for row in _spread(rows, own):
+                key = next(key for number in itertools.count(1) if (key := _numbered(row.id, number)) not in seen)
+                seen.add(key)
+                prompt = row
+                if isinstance(row, Prompt):
+                    prompt = Prompt(row.id, row.turns[:turns], row.raw, row.reference, row.group)
+                cases.append(Case(key, f"{ALL} (file)" if name == ALL else name, prompt))
+    if not cases:
+        raise InputError(f"no prompts in {', '.join(files)}", "one prompt a line, as JSON or as plain text")
+    return cases
+
+
+def identity(cases: Sequence[Case]) -> str:
+    """A digest of the prompts as they are asked: a run goes on only with the same."""
+    content = [
+        [case.key, case.group, [case.prompt.turns, case.prompt.raw] if isinstance(case.prompt, Prompt) else None]
+        for case in cases
+    ]
+    return hashlib.sha256(json.dumps(content, ensure_ascii=True).encode()).hexdigest()
+
+
+def bench(
+    out: Path,
+    model: LanguageModel,
+    contenders: Sequence[Contender],
+    cases: Sequence[Case],
+    plan: Plan,
+    options: dict[str, Any],
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Any]:
+    """Measure what is not measured yet, judge all of it, and write the result. Returns its summary.
+
+    Contenders take turns on each prompt, in an order that rotates, so that all meet the machine in the same mood.
+
+    Args:
+        out: the result's directory: new, or one that was begun with the same options.
+        contenders: plain decoding first.
+        options: what the command was asked for, as it stands in the result.
+        progress: called with (what is done, how much is done, of how much).
+
+    Raises:
+        InputError: the directory holds something else.
+        OutputError: it cannot be written.
+        PeerError: a peer cannot even answer the warm-up. One that fails later has rows that say so.
+    """
+    asked = {
+        **options,
+        "model": {"name": model.name, "fingerprint": model.fingerprint, "dtype": model.dtype},
+        "device": model.device.type,
+        "runtime": choose_runtime(model, plan.runtime),
+        "prompts_digest": identity(cases),
+        "methods": [contender.name for contender in contenders],
+        "max_new_tokens": plan.max_new_tokens,
+        "sampling": asdict(plan.sampling),
+        "repeats": plan.repeats,
+        "warmup": plan.warmup,
+    }
+    with open_results(out, asked) as results:
+        _measure(results, model, contenders, cases, plan, progress)
+        rows = [results.rows[key] for key in _keys(cases, contenders, plan)]
+        lossless = {contender.name: contender.lossless for contender in contenders}
+        for row in rows:
+            row["lossless"] = lossless[row["method"]] if lossless[row["method"]] is not None else row["lossless"]
+        near_tie = plan.near_tie if plan.near_tie is not None else NEAR_TIE[model.dtype]
+        compare_texts(rows, model, plan.sampling, near_tie)
+        references = {
+            case.key: case.prompt.reference
+            for case in cases
+            if isinstance(case.prompt, Prompt) and case.prompt.reference is not None
+        }
+        rate_texts(rows, references, model, lambda done, total: progress("judging", done, total))
+        results.finish(rows)
+        curve = None
+        if plan.curve:
+            runtime = choose_runtime(model, plan.runtime)
+            curve = cost.known(make_target(model, runtime), model, runtime)
+        summary = summarize(out, rows, results.sessions, asked, near_tie, curve)
+        results.write(SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        results.write(REPORT, report(summary))
+    return summary
+
+
+def summarize(
+    out: Path,
+    rows: Sequence[Row],
+    sessions: Sequence[dict[str, Any]],
+    options: dict[str, Any],
+    near_tie: float,
+    curve: cost.CostCurve | None,
+) -> dict[str, Any]:
+    """What stands in `summary.json`."""
+    problems = problems_of(rows)
+    prompts = complete_prompts(rows)
+    first = {row["method"]: row for row in reversed(rows)}
+    steps = steps_of(out, prompts)
+    return {
+        "format": FORMAT,
+        "valid": not problems,
+        "problems": problems,
+        "options": options,
+        "sessions": list(sessions),
+        "near_tie": near_tie,
+        "methods": [
+            {"name": name, "peer": first[name]["peer"], "lossless": first[name]["lossless"]}
+            for name in options["methods"]
+        ],
+        "prompts": {"asked": len({row["prompt"] for row in rows}), "compared": len(prompts)},
+        "differences": [
+            {name: row[name] for name in _DIFFERENCE} for row in rows if row["same"] is False and row["lossless"]
+        ],
+        "groups": groups_of(rows) if prompts else [],
+        "steps": steps,
+        "passes": passes_of(steps),
+        "cost": None if curve is None else cost_of(curve),
+    }
+
+
+def cost_of(curve: cost.CostCurve) -> dict[str, Any]:
+    """A cost curve as it stands in the summary."""
+    return {"rows": list(curve.rows), "contexts": list(curve.contexts), "seconds": curve.seconds.tolist()}
+
+
+def session() -> dict[str, Any]:
+    """The machine, the versions and the command, as they are now."""
+    import torch
+
+    done = provenance()
+    return {
+        "date": done.date,
+        "command": done.command,
+        "machine": {
+            "system": f"{platform.system()} {platform.release()}",
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "versions": {"specds": __version__, "python": platform.python_version(), **_versions()},
+        "git": _git(Path(__file__).parent),
+    }
+
+
+def _keys(cases: Sequence[Case], contenders: Sequence[Contender], plan: Plan) -> Iterator[tuple[str, str, int]]:
+    """In the order of the table."""
+    for case in cases:
+        for contender in contenders:
+            for repeat in range(plan.repeats):
+                yield case.key, contender.name, repeat
+
+
+def _measure(
+    results: Results,
+    model: LanguageModel,
+    contenders: Sequence[Contender],
+    cases: Sequence[Case],
+    plan: Plan,
+    progress: Progress,
+) -> None:
+    done = {key for key, row in results.rows.items() if not row["error"]}
+    total = len(cases) * len(contenders) * plan.repeats
+    if done.issuperset(_keys(cases, contenders, plan)):
+        return
+    results.begin(session())
+    first = next((case.prompt for case in cases if isinstance(case.prompt, Prompt)), None)
+    if first is not None and plan.warmup:
+        for number, contender in enumerate(contenders):
+            progress("warming up", number, len(contenders))
+            answer = _answer(contender, first, plan.warmup)
+            if isinstance(answer, PeerError):
+                raise answer
+    for number in range(total):
+        turn, place = divmod(number, len(contenders))
+        repeat, which = divmod(turn, len(cases))
+        case, contender = cases[which], contenders[(turn + place) % len(contenders)]
+        if (case.key, contender.name, repeat) not in done:
+            time.sleep(_PAUSE)
+            answer = _answer(contender, case.prompt, plan.max_new_tokens)
+            own = {"group": case.group, "prompt": case.key, "method": contender.name, "repeat": repeat, "order": number}
+            own |= {"session": len(results.sessions) - 1, "peer": contender.peer, "lossless": contender.lossless}
+            results.add(own | _row(answer), _steps(case.key, contender.drafter, answer))
+        progress("measuring", number + 1, total)
+
+
+def _answer(contender: Contender, prompt: Prompt | BadRow, most: int) -> Measured | PromptError | PeerError:
+    try:
+        if isinstance(prompt, BadRow):
+            return prompt.error
+        return contender.answer(prompt, most)
+    except (PromptError, PeerError) as error:
+        return error
+
+
+def _row(answer: Measured | PromptError | PeerError) -> Row:
+    """What was measured, as it stands in the result; what is judged later is empty."""
+    judged = ("same", "differs_turn", "differs_at", "gap", "near_tie", "log_p", "rouge_l", "rouge_l_plain", "correct")
+    row: Row = dict.fromkeys(judged)
+    if not isinstance(answer, Measured):
+        names = ("prompt_tokens", "tokens", "texts", "finish_reasons", "new_tokens", "seconds", "claimed_seconds")
+        parts = [f"{part}_seconds" for part in ("draft", "forward", "verify", "commit")]
+        counts = ("steps", "passes", "drafted", "accepted", "path_drafted", "rescued", "complaints")
+        return row | dict.fromkeys([*names, *parts, *counts]) | {"error": f"{answer.message} — {answer.hint}"}
+    counters = counters_of(answer)
+    of: dict[str, Any] = dict.fromkeys(("drafted", "accepted", "path_drafted", "rescued"))
+    of |= {f"{part}_seconds": None for part in ("draft", "forward", "verify", "commit")}
+    if counters is not None:
+        of = {name: getattr(counters, name) for name in of}
+    return row | {
+        "error": None,
+        "prompt_tokens": [list(turn.prompt) for turn in answer.turns],
+        "tokens": [list(turn.tokens) for turn in answer.turns],
+        "texts": [turn.text for turn in answer.turns],
+        "finish_reasons": [turn.finish_reason for turn in answer.turns],
+        "new_tokens": sum(len(turn.tokens) for turn in answer.turns),
+        "seconds": answer.seconds,
+        "claimed_seconds": answer.claimed,
+        "steps": counters.steps if counters is not None else answer.passes,
+        "passes": answer.passes,
+        **of,
+        "complaints": complaints(answer) if counters is not None else [],
+    }
+
+
+def _steps(key: str, drafter: str, answer: Measured | PromptError | PeerError) -> list[Row]:
+    if not isinstance(answer, Measured):
+        return []
+    return [trace_row(key, number, drafter, step) for number, turn in enumerate(answer.turns) for step in turn.steps]
+
+
+def _with_limit(text: str, limit: int | None) -> tuple[str, int | None]:
+    file, equals, own = text.rpartition("=")
+    if equals and own.isascii() and own.isdigit() and int(own) > 0 and not Path(text).exists():
+        return file, int(own)
+    return text, limit
+
+
+def _spread(rows: list[Prompt | BadRow], limit: int | None) -> list[Prompt | BadRow]:
+    if limit is None or limit >= len(rows):
+        return rows
+    return [rows[number * len(rows) // limit] for number in range(limit)]
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}#{number}"
+
+
+def store_digest(path: str) -> str:
+    """What identifies a datastore's content: the digest of its manifest."""
+    return sha256(Path(path) / "manifest.json")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _git(folder: Path) -> dict[str, Any] | None:
+    """The commit that specds runs from, and whether files differ from it; None if it is installed from a wheel."""
+
+    def ask(*words: str) -> str:
+        command = ["git", "-C", str(folder), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        if "site-packages" in folder.parts:
+            return None
+        return {
+            "commit": ask("rev-parse", "HEAD"),
+            "changed": bool(ask("status", "--porcelain", "--untracked-files=no")),
+        }
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,198 @@
+"""specds bench: ways of decoding compared on your own prompts, and the comparison checked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specds.cli import options
+
+if TYPE_CHECKING:
+    from specds.calibration.bench.contenders import Contender
+
+
+def bench(
+    prompts: Annotated[
+        list[str],
+        typer.Option("--prompts", "-p", help="Prompt file (JSONL, Parquet, text); F=16 takes 16 a group. Repeatable."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The result's directory: begun, or gone on with.")],
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METHOD,…",
+            help="A drafter, then as wanted :STORE, @BUDGET, ?OPTION=VALUE&… and !VERIFIER?OPTION=VALUE&…; "
+            "none is always measured. Repeatable.",
+        ),
+    ] = None,
+    peers: Annotated[str, typer.Option(metavar="PEER,…", help="hf-generate, hf-prompt-lookup, hf-assisted.")] = "",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=COMMAND", help="Another engine: a program that answers JSON lines. Repeatable."),
+    ] = None,
+    assistant: Annotated[str | None, typer.Option(help="The draft model of hf-assisted.")] = None,
+    peer_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that a peer's answer may take.")] = 600.0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Prompts of each group, spread evenly over it.")] = None,
+    group: Annotated[str | None, typer.Option(help="The field that groups rows; default: by file.")] = None,
+    turns: Annotated[int | None, typer.Option(min=1, help="Most turns of a prompt; default: all.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each prompt is answered by each method.")] = 1,
+    warmup: Annotated[int, typer.Option(min=0, help="Tokens of each method's unmeasured first answer.")] = 16,
+    near_tie: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Logits that excuse another token; default: 0.001 in float32, more in fewer bits."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn's answer.")] = 128,
+    budget: options.Budget = "auto",
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    seed: options.Seed = 0,
+    model: options.Model = "smollm2-135m",
+    revision: options.Revision = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    runtime: options.Runtime = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
+    format: options.Format = None,
+    prompt_field: options.PromptField = "prompt",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
+) -> None:
+    """Measure ways of decoding on the same prompts: how fast is each, and is it the same text?
+
+    Methods take turns on each prompt, in an order that rotates, after a warm-up; other engines run in processes of
+    their own. Speedups are against plain decoding on the same runtime, medians over prompts with 95 % intervals. The
+    result is a directory: report.html to look at, summary.json, results.parquet (a row for each prompt, method and
+    repeat) and steps.parquet (a row for each pass). A stopped run goes on where it was.
+
+    Exit code 0: the result is valid. 1: it is complete, but a text that should be plain decoding's is not, a method's
+    account does not fit what was seen from outside, or a prompt was not answered; the report says which.
+
+    [dim]specds bench -p todo.jsonl --methods pld,sam,rest:code.ds --out result && xdg-open result/report.html[/dim]
+    [dim]specds bench -p question.jsonl --group category --limit 8 --methods pld,adapld --peers hf-generate -o r[/dim]
+    [dim]specds bench -p gsm8k.jsonl=16 --methods 'pld@16,pld@16!csd?table=pld.parquet' --repeats 3 -o lossy[/dim]
+    [dim]specds bench -p todo.jsonl --peer 'mine=python mine.py' -o r    # docs/bench.md says what it is asked[/dim]
+    """
+    from specds.calibration.bench.contenders import Ours
+    from specds.calibration.bench.judge import PLAIN
+    from specds.calibration.bench.results import REPORT
+    from specds.calibration.bench.run import Plan, choose_cases, store_digest
+    from specds.calibration.bench.run import bench as run
+    from specds.cli.render import bar, bench_summary, note
+    from specds.decode.drafters import DRAFTERS
+    from specds.decode.method import distinct, open_method, parse_methods
+    from specds.decode.registry import load as find
+    from specds.decode.registry import parse_options
+    from specds.decode.verifiers import VERIFIERS, verifier_name
+    from specds.sampling import Sampling
+
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    most = options.budget(budget)
+    chosen = [method for text in methods or [] for method in parse_methods(text)]
+    if all(method.name != PLAIN for method in chosen):
+        chosen = [*parse_methods(PLAIN), *chosen]
+    chosen = sorted(distinct(chosen), key=lambda method: method.name != PLAIN)
+    for method in chosen:
+        parse_options(find(DRAFTERS, method.drafter, "drafter").Options, method.options, f"drafter {method.drafter}")
+        judge = find(VERIFIERS, verifier_name(method.verifier, sampling), "verifier")
+        parse_options(judge.Options, method.verifier_options, f"verifier {method.verifier}")
+    others = _peers(peers, peer or [], assistant, sampling, {method.name for method in chosen})
+    cases = choose_cases(prompts, limit=limit, group=group, turns=turns, format=format, prompt_field=prompt_field)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    contenders: list[Contender] = []
+    stores = sorted({path for method in chosen for path in method.stores})
+    asked: dict[str, Any] = {
+        "prompts": prompts,
+        "limit": limit,
+        "group": group,
+        "turns": turns,
+        "budget": budget,
+        "peers": others,
+        "assistant": assistant,
+        "threads": threads,
+        "stores": dict.fromkeys(stores),
+    }
+    try:
+        for method in chosen:
+            contenders.append(Ours(method.name, open_method(language_model, method, sampling, most, runtime)))
+        asked["stores"] = {path: store_digest(path) for path in stores}
+        flags = _flags(model, revision, language_model.dtype, str(language_model.device), threads, assistant)
+        flags += ["--trust-remote-code"] if trust_remote_code else []
+        contenders += _peer_contenders(others, flags, language_model, out, peer_timeout)
+        plan = Plan(max_new_tokens, sampling, repeats, warmup, near_tie, runtime)
+        with bar("measuring", None, "") as update:
+            summary = run(
+                out,
+                language_model,
+                contenders,
+                cases,
+                plan,
+                asked,
+                lambda what, done, total: update(done, total, -1.0),
+            )
+    finally:
+        for contender in contenders:
+            contender.close()
+    if not quiet:
+        bench_summary(summary)
+        note(f"{out / REPORT} has the plots")
+    if not summary["valid"]:
+        raise typer.Exit(1)
+
+
+def _peers(
+    peers: str, commands: list[str], assistant: str | None, sampling: Any, taken: set[str]
+) -> dict[str, str | None]:
+    """Name → command; None for what comes with specds."""
+    from specds.calibration.bench.hf import WAYS
+    from specds.errors import UsageError
+
+    found: dict[str, str | None] = {}
+    pairs: list[tuple[str, str | None]] = [(word.strip(), None) for word in peers.split(",") if word.strip()]
+    for text in commands:
+        name, _, command = text.partition("=")
+        if not name.strip() or not command.strip():
+            raise UsageError(f"--peer {text!r}", "write --peer 'name=command'")
+        pairs.append((name.strip(), command))
+    for name, program in pairs:
+        if program is None and name not in WAYS:
+            raise UsageError(f"no peer {name!r}", f"one of {', '.join(WAYS)}; --peer takes other programs")
+        if name in taken or name in found:
+            raise UsageError(f"{name} is given twice", "choose another name for --peer")
+        found[name] = program
+    if any(command is None for command in found.values()) and not sampling.greedy:
+        raise UsageError("transformers' sampling is not ours", "--peers goes with --temperature 0")
+    if ("hf-assisted" in found) != (assistant is not None):
+        raise UsageError("hf-assisted and --assistant go together", "add --assistant MODEL")
+    return found
+
+
+def _flags(
+    model: str, revision: str | None, dtype: str, device: str, threads: int | None, assistant: str | None
+) -> list[str]:
+    named = {"model": model, "revision": revision, "dtype": dtype, "device": device, "threads": threads}
+    named["assistant"] = assistant
+    return [word for name, value in named.items() if value is not None for word in (f"--{name}", str(value))]
+
+
+def _peer_contenders(
+    peers: dict[str, str | None], flags: list[str], model: Any, out: Path, timeout: float
+) -> list[Contender]:
+    """Those that come with specds share one process, and so one copy of the weights."""
+    import shlex
+    import tempfile
+
+    from specds.calibration.bench.contenders import Peer, Worker
+
+    logs = Path(tempfile.mkdtemp(prefix="specds-bench-"))
+    # -P: a folder that is called specds where the command runs is not the package.
+    shared = Worker([sys.executable, "-P", "-m", "specds.calibration.bench.hf", *flags], logs / "hf.log", timeout)
+    return [
+        Peer(name, shared, model, lossless=True)
+        if command is None
+        else Peer(name, Worker(shlex.split(command), logs / f"{len(name)}-{number}.log", timeout), model)
+        for number, (name, command) in enumerate(peers.items())
+    ]
