@@ -19,13 +19,13 @@ def inspect(
 
     [dim]specds inspect code.ds --json | jq .indexes[/dim]
     """
-    from specds.cli.render import emit, provenance_table, store_record, store_tables
+    from specds.cli.render import emit, provenance_lines, store_record, store_tables
     from specds.datastore.store import open_store
 
     opened = open_store(store)
     if json:
         emit(store_record(opened))
     elif provenance:
-        provenance_table(opened)
+        provenance_lines(opened)
     else:
         store_tables(opened)

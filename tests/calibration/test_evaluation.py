@@ -14,9 +14,9 @@ from specds.calibration.answers import Recorded
 from specds.calibration.evaluation import evaluate, template
 from specds.calibration.replay import replay
 from specds.datastore.build_dense import DenseOptions, build_dense
+from specds.datastore.build_suffix import build_suffix
 from specds.datastore.corpus import read_documents
 from specds.datastore.store import Store, create_store, open_store
-from specds.datastore.suffix import build_suffix
 from specds.decode.counters import Counters
 from specds.decode.engine import Engine
 from specds.decode.method import parse_methods

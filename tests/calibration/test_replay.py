@@ -12,9 +12,9 @@ import pytest
 from specds.calibration.answers import Recorded, read_answers, read_pairs
 from specds.calibration.replay import NONE, STEP, Replay, replay, summarise
 from specds.datastore.build_dense import DenseOptions, build_dense
+from specds.datastore.build_suffix import build_suffix
 from specds.datastore.prompts import Prompt, read_prompts
 from specds.datastore.store import Store, create_store, open_store
-from specds.datastore.suffix import build_suffix
 from specds.decode.contracts import Step
 from specds.decode.cost import CostCurve
 from specds.decode.counters import Counters

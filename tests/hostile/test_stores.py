@@ -19,10 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.manifest import NAME
 from specds.datastore.store import create_store, find_problems, open_store
 from specds.errors import StoreError
+from specds.model import LanguageModel
 from specds.tokenizer import Tokenizer, wrap_tokenizer
 
 from ..conftest import fill, make_tokenizer
@@ -173,23 +175,58 @@ def test_all_files_of_a_store_are_broken_above(stocked: dict[str, Path]) -> None
         assert {name for name in manifest_of(stocked[kind]).files if kind == "scann" or "keys" in name} == set(names)
 
 
-def test_every_flipped_byte_is_found(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Of the manifest, the corpus and the suffix index, one byte at a time."""
+@pytest.fixture
+def small(tmp_path: Path, tiny: LanguageModel) -> Path:
+    """Two segments of each index, in a store of a few kilobytes."""
     path = tmp_path / "small.ds"
-    build_suffix(fill(create_store(path, tokenizer), [([5], [6, 7, 5, 6, 8]), ([], [9])]))
+    documents: list[tuple[list[int], list[int]]] = [([5], [6, 7, 5, 6, 8]), ([], [9]), ([3], [4, 5])]
+    for number, some in enumerate((documents, documents[:1])):
+        store = fill(create_store(path, tiny.tokenizer), some, source=f"s{number}")
+        build_suffix(store)
+        build_dense(store, tiny, DenseOptions("faiss", dims=2))
+    assert [len(segments) for segments in manifest_of(path).indexes.values()] == [2, 2]
+    return path
+
+
+def found_broken(path: Path) -> bool:
+    """Whether both opening and verifying say that a store is not what it was."""
+    with pytest.raises(StoreError):
+        open_store(path)
+    try:
+        return find_problems(path)[0] != []
+    except StoreError:
+        return True
+
+
+@pytest.mark.parametrize("most", [60, pytest.param(10**6, marks=pytest.mark.slow)])
+def test_every_flipped_byte_is_found(most: int, small: Path) -> None:
+    """Of the manifest, the corpus and both indexes, one byte at a time: of each file some, or all."""
     rng = np.random.default_rng(0)
-    for name in [NAME, *manifest_of(path).files]:
-        data = (path / name).read_bytes()
-        for place in rng.permutation(len(data))[:400]:
+    flipped = 0
+    for name in [NAME, *manifest_of(small).files]:
+        data = (small / name).read_bytes()
+        for place in rng.permutation(len(data))[:most]:
             bit = 1 << int(rng.integers(8))
-            (path / name).write_bytes(data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :])
-            try:
-                assert find_problems(path)[0] != [], f"{name}, byte {place}, bit {bit}"
-            except StoreError:
-                assert name == NAME
-            finally:
-                (path / name).write_bytes(data)
-    assert find_problems(path)[0] == []
+            (small / name).write_bytes(data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :])
+            assert found_broken(small), f"{name}, byte {place}, bit {bit}"
+            flipped += 1
+        (small / name).write_bytes(data)
+    assert find_problems(small)[0] == []
+    print(f"{flipped:,} bytes of {len(manifest_of(small).files) + 1} files flipped")
+
+
+def test_every_truncated_file_is_found(small: Path) -> None:
+    """Each file of the store, cut at up to a hundred places."""
+    cuts = 0
+    for name in [NAME, *manifest_of(small).files]:
+        data = (small / name).read_bytes()
+        for length in np.unique(np.linspace(0, len(data.rstrip()) - 1, 100).astype(int)):
+            (small / name).write_bytes(data[:length])
+            assert found_broken(small), f"{name}, {length} bytes left"
+            cuts += 1
+        (small / name).write_bytes(data)
+    assert find_problems(small)[0] == []
+    print(f"{cuts:,} cuts")
 
 
 @pytest.mark.parametrize("name", ["suffix/000001/sa.bin", "corpus/part-00001.parquet", f"{KEYS}/dataset.npy"])
