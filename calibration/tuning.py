@@ -27,6 +27,7 @@ _GAIN = 1.002
 _READINGS = 1 << 30
 _RESAMPLES = 2_000
 _SURE = (2.5, 97.5)
+_FEW = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,12 @@ class Best:
     Attributes:
         group: its name; `all` for every prompt.
         setting: chosen on the training prompts.
-        default: the same drafter as it comes.
+        default: the method as its word gives it: what nobody tuned.
         prompts, held_out: how many it was chosen by, and how many it is judged on.
         tokens_per_second, default_tokens_per_second, plain_tokens_per_second: predicted on the held-out prompts; on the
             training prompts where none is held out.
         margin: the setting's speed over the default's, there.
-        low, high: 95 % interval of the margin, over held-out prompts drawn again and again; None for fewer than two.
+        low, high: 95 % interval of the margin, over held-out prompts drawn again and again; None for fewer than five.
     """
 
     group: str
@@ -143,7 +144,7 @@ def tune(
     if len(groups) == 2:
         groups = groups[:1]  # the only group is all there is
     chosen = {group: tried.best(_members(train, group)) for group in groups if _members(train, group).any()}
-    wanted = set(chosen.values()) | {_default(setting) for setting in chosen.values()}
+    wanted = set(chosen.values()) | {tried.origin[setting] for setting in chosen.values()}
     tested = _Tried(rest or train, curve, shared, lambda done: None)
     tested.run(sorted(wanted, key=lambda one: one.name))
     found = []
@@ -152,18 +153,20 @@ def tune(
         if rest and not members.any():
             continue
         where = members if rest else _members(train, group)
-        found.append(_judge(group, setting, tested, where, len(_prompts(train, group)), len(_prompts(rest, group))))
+        counts = len(_prompts(train, group)), len(_prompts(rest, group))
+        found.append(_judge(group, setting, tried.origin[setting], tested, where, *counts))
     return Tuning(tuple(found), len(tried.seconds))
 
 
 class _Tried:
-    """Settings replayed over some answers: predicted seconds of each answer."""
+    """Settings replayed over some answers: predicted seconds of each answer, and what each was changed from."""
 
     def __init__(
         self, answers: Sequence[Recorded], curve: CostCurve, shared: Shared, progress: Callable[[int], None]
     ) -> None:
         self.answers = answers
         self.seconds: dict[Setting, NDArray[np.float64]] = {}
+        self.origin: dict[Setting, Setting] = {}
         self.plain = np.zeros(len(answers))
         self._curve, self._shared, self._progress = curve, shared, progress
 
@@ -193,7 +196,9 @@ def _search(method: Method, tried: _Tried, trials: int) -> None:
     found = load(DRAFTERS, method.drafter, "drafter")
     fixed = tuple(sorted(method.options.items()))
     best = Setting(method.drafter, method.stores, str(method.budget) if method.budget is not None else "auto", fixed)
-    tried.run([best])
+    start = best
+    tried.run([start])
+    tried.origin.setdefault(start, start)
     if method.drafter == "none":
         return
     axes: dict[str, list[str]] = {} if method.budget is not None else {"": list(_BUDGETS)}
@@ -207,6 +212,7 @@ def _search(method: Method, tried: _Tried, trials: int) -> None:
             others = [one for one in others if _allowed(found, one)][: max(0, trials - len(done))]
             done.update(others)
             tried.run(others)
+            tried.origin.update({one: start for one in others if one not in tried.origin})
             fastest = _fastest({one: tried.total(one) for one in (best, *others)})
             best, moved = fastest, moved or fastest != best
 
@@ -231,10 +237,6 @@ def _allowed(found: Any, setting: Setting) -> bool:
     return True
 
 
-def _default(setting: Setting) -> Setting:
-    return Setting(setting.drafter, setting.stores, "auto")
-
-
 def _held_out(answers: Sequence[Recorded], share: float) -> list[bool]:
     """Of each group the prompts at even distances."""
     out: set[tuple[str, str]] = set()
@@ -254,15 +256,20 @@ def _prompts(answers: Sequence[Recorded], group: str) -> set[tuple[str, str]]:
 
 
 def _judge(
-    group: str, setting: Setting, tested: _Tried, members: NDArray[np.bool_], prompts: int, held_out: int
+    group: str,
+    setting: Setting,
+    default: Setting,
+    tested: _Tried,
+    members: NDArray[np.bool_],
+    prompts: int,
+    held_out: int,
 ) -> Best:
-    default = _default(setting)
     tokens = sum(len(answer.tokens) for answer, one in zip(tested.answers, members, strict=True) if one)
     own, usual = tested.seconds[setting][members], tested.seconds[default][members]
     low = high = None
     ids = [answer.id for answer, one in zip(tested.answers, members, strict=True) if one]
     names = list(dict.fromkeys(ids))
-    if held_out > 1:
+    if held_out >= _FEW:
         # Turns of a prompt go together.
         sums = np.zeros((2, len(names)))
         for row, seconds in enumerate((own, usual)):

@@ -332,13 +332,13 @@ def tuning_table(found: Tuning) -> None:
     judged = "held-out prompts" if held_out else "the prompts it was chosen by"
     table = Table(title=f"the fastest of {found.trials:,} settings, on {judged}", title_justify="left")
     table.add_column("prompts")
-    table.add_column("setting", overflow="fold")
-    for column in ("chosen by", "judged on", "tokens/s", "by default", "margin", "95 %", "× plain"):
+    table.add_column("drafter")
+    for column in ("chosen by", "judged on", "tokens/s", "untuned", "margin", "95 %", "× plain"):
         table.add_column(column, justify="right", no_wrap=True)
     for one in found.best:
         table.add_row(
             escape(printable(one.group)),
-            escape(one.setting.name),
+            one.setting.drafter,
             f"{one.prompts:,}",
             f"{one.held_out or one.prompts:,}",
             f"{one.tokens_per_second:.1f}",
@@ -347,7 +347,13 @@ def tuning_table(found: Tuning) -> None:
             "–" if one.low is None or one.high is None else f"{one.low - 1:+.1%} to {one.high - 1:+.1%}",
             f"{one.tokens_per_second / one.plain_tokens_per_second:.2f}",
         )
-    screen(stderr=False).print(table)
+    out = screen(stderr=False)
+    out.print(table)
+    for one in found.best:
+        setting = one.setting
+        words = [f"--drafter {setting.drafter}", *(f"--store {store}" for store in setting.stores)]
+        words += [f"--budget {setting.budget}", *(f"--set {name}={value}" for name, value in setting.options)]
+        out.print(f"{printable(one.group)}: {' '.join(words)}", markup=False, soft_wrap=True)
 
 
 def replay_record(row: Replayed) -> dict[str, Any]:
@@ -398,15 +404,16 @@ def evaluation_tables(name: str, found: Evaluation) -> None:
             f"{part} of their {found.ngram}-grams stand there; {texts.same:,} are documents as they are"
         )
     for what, shares in (("source", found.sources), ("corpus file", found.parts)):
-        table = Table(what, title_justify="left", box=None, padding=(0, 2, 0, 2))
-        for column in ("documents", "tokens", "useful", "tokens given", "by it alone", "oldest", "newest"):
-            table.add_column(column, justify="right")
+        table = Table(box=None, padding=(0, 2, 0, 2))
+        table.add_column(what, overflow="fold")
+        for column in ("documents", "of use", "tokens", "accepted", "here alone", "oldest", "newest"):
+            table.add_column(column, justify="right", no_wrap=True)
         for share in shares:
             table.add_row(
                 escape(printable(share.name)),
                 f"{share.documents:,}",
-                f"{share.tokens:,}",
                 f"{share.useful / share.documents:.0%}" if share.indexed else "not indexed",
+                f"{share.tokens:,}",
                 f"{share.gave:,}",
                 f"{share.alone:,}",
                 escape(share.oldest[:10]),
