@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from specds.datastore.examples import Example, read_examples
 from specds.datastore.prompts import BadRow, Message, Prompt
-from specds.datastore.rows import STDIN, check_file, lines, shown
-from specds.errors import InputError, PromptError
+from specds.datastore.rows import check_file, lines, shown
+from specds.errors import InputError, PromptError, first_line
 from specds.tokenizer import Tokenizer
 
 
@@ -58,14 +58,20 @@ class Answers:
 
 
 def read_answers(
-    path: str, prompts: Iterable[Prompt | BadRow], tokenizer: Tokenizer, *, most: int | None = None
+    path: str,
+    prompts: Iterable[Prompt | BadRow],
+    tokenizer: Tokenizer,
+    *,
+    most: int | None = None,
+    stop_tokens: Collection[int] = (),
 ) -> Answers:
     """The answers that `specds decode` wrote, with the prompts that they answer.
 
     Args:
-        path: JSON lines, or "-".
+        path: JSON lines, "-", or a trace (.parquet).
         prompts: what was decoded, in any order if their ids differ, else in the answers' order; more may be there.
         most: --max-new-tokens of the run. By default what the answers show: the longest that ended for its length.
+        stop_tokens: the model's; of a trace they say which answers ended by themselves.
 
     Raises:
         InputError: the file cannot be read, holds something else, or its prompts are others.
@@ -75,7 +81,8 @@ def read_answers(
     unique = len(by_id) == len(known)
     turns: list[Recorded] = []
     failed, lossless, number = 0, True, -1
-    for number, (where, record) in enumerate(_records(path)):
+    records = _traced(path, tokenizer, stop_tokens) if path.lower().endswith(".parquet") else _records(path)
+    for number, (where, record) in enumerate(records):
         row = by_id.get(record["id"]) if unique else known[number] if number < len(known) else None
         if "error" in record:
             failed += 1
@@ -124,23 +131,7 @@ def read_pairs(files: Sequence[str], tokenizer: Tokenizer) -> Answers:
     return Answers(tuple(turns), failed)
 
 
-def are_records(path: str) -> bool:
-    """Whether a file's first line is a record of `specds decode`; standard input cannot be asked.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    if path == STDIN:
-        return True
-    check_file(path)
-    try:
-        _, line = next(lines(path), ("", ""))
-        record = json.loads(line) if isinstance(line, str) else None
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(record, dict) and ("tokens" in record or "error" in record) and "key" in record
-
-
+_TRACE = "give a file that `decode --trace` wrote"
 _SAME = "give the prompt files that were decoded, with the same --prompt-field and --model"
 
 
@@ -154,6 +145,44 @@ def _records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             raise InputError(f"{where} is no answer of `specds decode`", "give what --output or stdout got") from error
         yield where, record
+
+
+def _traced(path: str, tokenizer: Tokenizer, stop_tokens: Collection[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Records as `specds decode` writes them, from its trace; of a turn that was traced several times the first."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_file(path)
+    columns = ["prompt", "turn", "step", "position", "tokens", "rescue_nodes"]
+    try:
+        rows = pq.read_table(path, columns=columns).to_pylist()
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise InputError(
+            f"{shown(path)} is no trace: {first_line(error)}", "give a file of `decode --trace`"
+        ) from error
+    prompts: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    again: set[tuple[str, int]] = set()
+    lossless = True
+    for row in rows:
+        if None in row.values():
+            raise InputError(f"{shown(path)} is no trace: a field is empty", _TRACE)
+        steps = prompts.setdefault(row["prompt"], {}).setdefault(row["turn"], [])
+        turn = row["prompt"], row["turn"]
+        if steps and not row["step"]:
+            again.add(turn)
+        if turn not in again:
+            steps.append(row)
+        lossless = lossless and not row["rescue_nodes"]
+    for name, turns in prompts.items():
+        parts = []
+        for steps in turns.values():
+            tokens = [token for step in steps for token in step["tokens"]]
+            stopped = bool(tokens) and tokens[-1] in stop_tokens
+            part: dict[str, Any] = {"tokens": tokens, "finish_reason": "stop" if stopped else "length"}
+            part["prompt_tokens"] = steps[0]["position"]
+            whole = all(type(token) is int and 0 <= token < tokenizer.vocab_size for token in tokens)
+            parts.append({**part, "text": tokenizer.decode(tokens) if whole else ""})
+        yield f"{shown(path)}: prompt {name}", {"id": name, "turns": parts, "lossless": lossless}
 
 
 def _turns(where: str, record: dict[str, Any], prompt: Prompt, tokenizer: Tokenizer) -> Iterator[Recorded]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from specds.decode.verifiers import VERIFIERS
 from specds.decode.verifiers.recorded import Recorded as Verifier
 from specds.errors import UsageError
 from specds.model import LanguageModel
+
+_WARM = 8
 
 NONE, ANSWER, STEP = "none", "answer", "step"
 """How often a replay runs the model: never, once an answer, or at every step, as decoding does."""
@@ -68,6 +70,8 @@ class Shared:
         self._targets: dict[tuple[str, Taps], Target] = {}
         self._indexes: dict[tuple[str | None, tuple[str, ...]], list[Any]] = {}
         self._readings: dict[tuple[Recorded, Taps, bool], Reading] = {}
+        self.warm: set[tuple[str, bool]] = set()
+        """Drafters, with a budget that is fixed or not, that have run: what they call is compiled."""
 
     def target(self, what: str, taps: Taps) -> Target:
         """The model's own, one for each use."""
@@ -140,18 +144,28 @@ class Replay:
 
     def of(self, answer: Recorded) -> list[Replayed]:
         """What every method would have done, in order."""
+        self._warm_up(answer)
         readings: dict[Taps, Reading] = {}
-        return [self._one(drafting, answer, readings) for drafting in self._methods]
+        return [self._one(drafting, answer, readings, drafting.budget) for drafting in self._methods]
 
-    def _one(self, drafting: _Drafting, answer: Recorded, readings: dict[Taps, Reading]) -> Replayed:
+    def _warm_up(self, answer: Recorded) -> None:
+        """Compile before anything is timed: a few tokens, with a budget that learns from nothing else."""
+        short = replace(answer, tokens=answer.tokens[:_WARM], stopped=False)
+        for drafting in self._methods:
+            kind = drafting.method.drafter, isinstance(drafting.budget, Fixed)
+            if kind not in self._shared.warm:
+                self._shared.warm.add(kind)
+                self._one(drafting, short, {}, drafting.make_budget())
+
+    def _one(self, drafting: _Drafting, answer: Recorded, readings: dict[Taps, Reading], budget: Budget) -> Replayed:
         steps = tuple(
             decode(
                 self._target(drafting, answer, readings),
                 drafting.make(),
                 Verifier(answer.text),
                 answer.prompt,
-                max_new_tokens=answer.most,
-                budget=drafting.budget,
+                max_new_tokens=answer.most if answer.stopped else len(answer.tokens),
+                budget=budget,
                 stop_tokens={answer.tokens[-1]} if answer.stopped else (),
             )
         )
@@ -209,9 +223,12 @@ class _Drafting:
         self.needs: frozenset[Signal] = drafter.needs
         self.taps = taps_of(drafter, shared.model)
         self.passes = NONE if not self.needs else ANSWER if self.needs <= PER_ANSWER else STEP
-        self.budget = self._make_budget(method.budget if method.budget is not None else budget, curve)
+        self._most, self._curve = method.budget if method.budget is not None else budget, curve
+        self.budget = self.make_budget()
 
-    def _make_budget(self, budget: int | None, curve: CostCurve | None) -> Budget:
+    def make_budget(self) -> Budget:
+        """One that has learned nothing yet."""
+        budget, curve = self._most, self._curve
         if self.method.drafter == "none":
             return Fixed(0)
         if budget is not None:

@@ -79,9 +79,7 @@ def evaluate(
     elif answers is None:
         recorded = _written(language_model, opened, prompt_file, format, prompt_field, max_new_tokens, runtime)
     else:
-        recorded = options.recorded(
-            answers, prompt_file, language_model.tokenizer, format, prompt_field, most=max_new_tokens
-        )
+        recorded = options.recorded(answers, prompt_file, language_model, format, prompt_field, most=max_new_tokens)
     fitting = [turn for turn in recorded.turns if len(turn.text) <= language_model.context_length]
     if len(fitting) < len(recorded.turns):
         note(f"note: {len(recorded.turns) - len(fitting):,} answers are longer than the model's context; left out")

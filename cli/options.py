@@ -115,7 +115,8 @@ def size(name: str, text: str | None) -> int | None:
 
 
 Answers = Annotated[
-    str, typer.Option("--answers", help="What `specds decode` wrote to stdout or --output, to the same prompts.")
+    str,
+    typer.Option("--answers", help="What `specds decode` wrote: stdout, --output or --trace."),
 ]
 Methods = Annotated[
     str,
@@ -233,7 +234,7 @@ def replay_budget(text: str | None, curve: CostCurve | None) -> int | None:
 def recorded(
     answers: str,
     prompts: Sequence[str],
-    tokenizer: Tokenizer,
+    model: LanguageModel,
     format: str | None,
     prompt_field: str,
     *,
@@ -246,7 +247,7 @@ def recorded(
     from specds.datastore.prompts import read_prompts
 
     asked = read_prompts(prompts, format=format, prompt_field=prompt_field, group_field=group)
-    found = read_answers(answers, asked, tokenizer, most=most)
+    found = read_answers(answers, asked, model.tokenizer, most=most, stop_tokens=model.stop_tokens)
     if found.failed:
         note(f"note: {found.failed:,} prompts have an error instead of an answer; they are left out")
     if not found.lossless:

@@ -51,9 +51,7 @@ def replay(
     chosen = distinct(parse_methods(methods))
     curve = options.cost_curve(cost)
     language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
-    recorded = options.recorded(
-        answers, prompt_file, language_model.tokenizer, format, prompt_field, most=max_new_tokens
-    )
+    recorded = options.recorded(answers, prompt_file, language_model, format, prompt_field, most=max_new_tokens)
     made = Replay(language_model, chosen, budget=options.replay_budget(budget, curve), curve=curve, runtime=runtime)
     found = []
     turns = list(itertools.islice(recorded.turns, limit))

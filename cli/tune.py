@@ -58,7 +58,7 @@ def tune(
     assert curve is not None
     language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
     recorded = options.recorded(
-        answers, prompt_file, language_model.tokenizer, format, prompt_field, most=max_new_tokens, group=group
+        answers, prompt_file, language_model, format, prompt_field, most=max_new_tokens, group=group
     )
     with bar("tuning", None) as update:
         found = tuned(

@@ -232,6 +232,22 @@ def test_the_command_repeats_what_decode_measured(
     ]
 
 
+def test_a_trace_holds_the_answers_too(run_cli: Run, asked: Path, tmp_path: Path, tiny_directory: Path) -> None:
+    model = ["--model", tiny_directory, "--device", "cpu"]
+    answers, trace = tmp_path / "answers.jsonl", tmp_path / "trace.parquet"
+    run_cli("decode", "-p", asked, "-d", "pld", "--budget", 6, *model, "--output", answers, "--trace", trace)
+    found = []
+    for given in (answers, trace):
+        result = run_cli("replay", "--answers", given, "-p", asked, "--methods", "pld", "--budget", 9, "--json", *model)
+        assert result.code == 0, result.err
+        (row,) = json.loads(result.out)["methods"]
+        del row["draft_ms_a_step"]
+        found.append(row)
+    assert found[0] == found[1]
+    trace.write_bytes(b"PAR1")
+    run_cli("replay", "--answers", trace, "-p", asked, "--methods", "pld", *model).refused("is no trace")
+
+
 def test_answers_to_other_prompts_are_refused(run_cli: Run, asked: Path, tmp_path: Path, tiny_directory: Path) -> None:
     model = ["--model", tiny_directory, "--device", "cpu"]
     answers = tmp_path / "answers.jsonl"

@@ -47,7 +47,7 @@ def fresh(seed: int, group: str) -> Recorded:
     return Recorded(f"{group}{seed}", 0, tuple(words[:12]), tuple(words[12:]), False, 48, group)
 
 
-def test_the_setting_found_is_the_best_of_a_whole_grid(model: LanguageModel) -> None:
+def test_the_setting_found_is_as_good_as_the_best_of_a_whole_grid(model: LanguageModel) -> None:
     answers = [copied(seed, "copy") for seed in range(6)]
     found = tune(model, parse_methods("pld?max_ngram=3&min_ngram=1"), answers, CURVE, held_out=0.0, trials=60)
     (best,) = found.best
@@ -58,9 +58,12 @@ def test_the_setting_found_is_the_best_of_a_whole_grid(model: LanguageModel) -> 
         )
     ]
     rows = list(replay(model, [one.method() for one in grid], answers, curve=CURVE))
-    fastest = min(one.seconds or 0.0 for one in summarise(rows))
+    seconds = [one.seconds or 0.0 for one in summarise(rows)]
+    fastest = min(seconds)
     own = summarise(list(replay(model, [best.setting.method()], answers, curve=CURVE)))[0]
-    assert own.seconds == pytest.approx(fastest, rel=0.01)
+    assert own.seconds is not None
+    assert own.seconds < 1.02 * fastest
+    assert fastest < 0.6 * max(seconds)  # it matters what is chosen
     assert best.tokens_per_second == pytest.approx(own.tokens_per_second, rel=0.01)
     assert (best.held_out, best.low) == (0, None)
 
