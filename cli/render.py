@@ -412,7 +412,7 @@ def evaluation_tables(name: str, found: Evaluation) -> None:
             table.add_row(
                 escape(printable(share.name)),
                 f"{share.documents:,}",
-                f"{share.useful / share.documents:.0%}" if share.indexed else "not indexed",
+                f"{share.useful / share.documents:.0%}" if share.indexed else "not indexed" if found.hits else "–",
                 f"{share.tokens:,}",
                 f"{share.gave:,}",
                 f"{share.alone:,}",

@@ -41,6 +41,7 @@ def replay(
     [dim]specds replay --answers plain.jsonl -p some.jsonl --methods pld,rest:code.ds,dresd:code.ds --budget 16[/dim]
     """
     import contextlib
+    import dataclasses
     import itertools
     import json
 
@@ -60,7 +61,7 @@ def replay(
         update = stack.enter_context(bar("replaying", len(turns)))
         for number, turn in enumerate(turns, 1):
             for row in made.of(turn):
-                found.append(row)
+                found.append(dataclasses.replace(row, steps=()))  # they hold on to the model's states
                 if file is not None:
                     file.write(json.dumps(replay_record(row)) + "\n")
             update(number, None, -1.0)
