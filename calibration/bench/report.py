@@ -251,7 +251,11 @@ def _run(summary: dict[str, Any]) -> str:
     for one in summary["sessions"]:
         commit = f"{one['git']['commit'][:12]}{' with changes' if one['git']['changed'] else ''}" if one["git"] else "–"
         facts = {"date": one["date"], "command": one["command"], "git": commit, **one["machine"], **one["versions"]}
-        items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items())
+        items = "".join(
+            f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>"
+            for name, value in facts.items()
+            if value is not None
+        )
         blocks.append(f"<dl>{items}</dl>")
     options = escape(json.dumps(summary["options"], indent=1, ensure_ascii=False))
     blocks.append(f"<details><summary>Options</summary><pre>{options}</pre></details>")

@@ -93,12 +93,14 @@ class Csd:
             children = below(draft, node)
             if not children:
                 return None
-            row = numbers(logits[node + 1])
             keys = [key_of(int(draft.tokens[child]), token) for child in children]
             counts = [self.memory.counts.get(key, 0) for key in keys]
             if self._options.update:
                 for key in keys:
                     self.memory.add(key)
+            if max(counts) < self._options.frequency:
+                return None  # mostly so; the row is not read for nothing
+            row = numbers(logits[node + 1])
             return best_child(draft, children, row, token, self._gate, counts, self._options.frequency)
 
         return follow(draft, self._picking.over(draft, logits, position), rescue)

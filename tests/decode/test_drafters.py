@@ -219,15 +219,16 @@ def test_dresd_drafts_what_followed_the_nearest_states_and_the_picked_token(
     index = filled.dense_index(model.fingerprint)
     options = Dresd.Options(drafts=4, length=6, neighbours=50)
     drafter = Dresd(options, [index])
-    stream = index.tokens.astype(np.int64)
+    (part,) = index.parts
+    stream = part.tokens.astype(np.int64)
     ends = np.flatnonzero(stream == 65535)
-    documents = [part[part != 65535].tolist() for part in np.split(stream, ends)]
+    documents = [piece[piece != 65535].tolist() for piece in np.split(stream, ends)]
     hidden_states = [states(model, document)[:-1] for document in documents if document]
-    keys = index.normalizer.keys(np.concatenate(hidden_states))
+    keys = part.normalizer.keys(np.concatenate(hidden_states))
     prompt = [(token + 1) % VOCABULARY for token in PROMPT]
     hidden = states(model, prompt)[-1:]
-    nearest = np.argsort(-(keys @ index.normalizer.keys(hidden)[0]), kind="stable")[:50]
-    positions = np.asarray(index.positions).astype(np.int64)
+    nearest = np.argsort(-(keys @ part.normalizer.keys(hidden)[0]), kind="stable")[:50]
+    positions = np.asarray(part.positions).astype(np.int64)
     picked = int(stream[positions[nearest[0]]])
     expected: set[tuple[int, ...]] = set()
     drafts: list[tuple[int, ...]] = []

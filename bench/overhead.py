@@ -1,0 +1,93 @@
+"""What the logic of a lossy verifier takes of a step, against strict verification of the same logits.
+
+    python bench/overhead.py --prompts gsm8k.jsonl --drafter pld --verifier csd --set table=pld.parquet
+
+Decodes with the lossy verifier. Before it judges a step, every second time, the strict one judges the same draft, so
+that each of them meets the caches as the pass over the model left them in half of the steps: only these are timed. The
+difference holds all that the lossy verifier does more: its look-ups, and the rows behind what it let pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from dataclasses import dataclass, field
+from statistics import mean, median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from specds.datastore.prompts import Prompt, read_prompts
+from specds.datastore.store import open_store
+from specds.decode.contracts import Verdict, Verifier
+from specds.decode.draft import Draft
+from specds.decode.engine import Engine
+from specds.decode.verifiers import make_verifier
+from specds.model import load_model
+from specds.sampling import Noise, Sampling
+
+
+@dataclass(slots=True)
+class Both:
+    """A lossy verifier; the strict one sees its drafts too, and in turns the first of them is timed."""
+
+    lossy: Verifier
+    strict: Verifier
+    lossless: bool = False
+    seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+
+    def start(self, noise: Noise) -> None:
+        self.lossy.start(noise)
+        self.strict.start(noise)
+
+    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+        if not len(draft):
+            return self.lossy.verify(draft, logits, position)
+        strictly = len(self.seconds[0]) < len(self.seconds[1])
+        began = perf_counter()
+        verdict = (self.strict if strictly else self.lossy).verify(draft, logits, position)
+        self.seconds[0 if strictly else 1].append(perf_counter() - began)
+        return self.lossy.verify(draft, logits, position) if strictly else verdict
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", nargs="+", required=True)
+    parser.add_argument("--limit", type=int, default=12)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--store", action="append", default=[])
+    parser.add_argument("--drafter", default="pld")
+    parser.add_argument("--budget", type=int, default=16)
+    parser.add_argument("--verifier", default="csd")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an option of the verifier")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    options = parser.parse_args()
+
+    model, sampling = load_model(options.model), Sampling(options.temperature)
+    stores = [open_store(path, model.tokenizer) for path in options.store]
+    chosen: dict[str, str] = dict(pair.split("=", 1) for pair in options.set)
+    engine = Engine(
+        model, options.drafter, {}, stores, options.verifier, sampling, options.budget, verifier_options=chosen
+    )
+    prompts = [row for row in read_prompts(options.prompts) if isinstance(row, Prompt)]
+    engine.answer(prompts[-1], 16)  # warm
+    both = Both(engine._verifier, make_verifier("rejection", sampling, {}))
+    engine._verifier = both
+    steps: list[Any] = []
+    for prompt in itertools.islice(prompts, options.limit):
+        steps += [step for turn in engine.answer(prompt, options.max_new_tokens).turns for step in turn.steps[1:]]
+    elsewhere = [step.draft_seconds + step.forward_seconds + step.commit_seconds for step in steps]
+    strict, lossy = both.seconds
+    whole = mean(elsewhere) + mean(lossy)
+    print(f"{len(steps)} steps of {whole * 1e3:.2f} ms in the mean; microseconds of verifying, mean and median:")
+    for name, seconds in (("strict", strict), (options.verifier, lossy)):
+        print(
+            f"  {name}: {mean(seconds) * 1e6:.1f}, {median(seconds) * 1e6:.1f} ({mean(seconds) / whole:.3%} of a step)"
+        )
+    print(f"  more: {(mean(lossy) - mean(strict)) / whole:.3%} of a step")
+
+
+if __name__ == "__main__":
+    main()
