@@ -1,4 +1,4 @@
-"""The real model gets all cores."""
+"""The real model gets all cores that no other test runs on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ import torch
 @pytest.fixture(autouse=True)
 def _all_threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
     yield
     torch.set_num_threads(before)
