@@ -3,13 +3,19 @@
     python bench/suffix.py --tokens 20000000
     python bench/suffix.py --tokens 20000000 --text corpus/*.py
     python bench/suffix.py --tokens 20000000 --parts 1 8 8:1000
+    python bench/suffix.py --tokens 20000000 --rest ~/rest/bin/python
 
-Contexts come from text that is not in the index: the last documents are held out.
+Contexts come from text that is not in the index: the last documents are held out. With --rest, REST's own engine builds
+and searches an index of the same text; `draftretriever` (DraftRetriever/wheels of its repository) must be installed in
+that Python. Its build writes the index too; so does ours, where the two are compared.
 """
 
 import argparse
+import json
 import re
 import statistics
+import subprocess
+import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -78,16 +84,18 @@ def divided(tokens: np.ndarray, sa: np.ndarray, division: str) -> Parts:
     return Parts([(piece, sa if len(pieces) == 1 else build_suffix_array(piece)) for piece in pieces])
 
 
-def time_lookups(parts: Parts, held_out: np.ndarray, queries: int) -> None:
-    rng = np.random.default_rng(0)
-    ends = rng.integers(16, held_out.size, queries)
-    contexts = [held_out[end - 16 : end].astype(np.int64) for end in ends]
+def draw_contexts(held_out: np.ndarray, queries: int) -> np.ndarray:
+    ends = np.random.default_rng(0).integers(16, held_out.size, queries)
+    return np.stack([held_out[end - 16 : end] for end in ends])
+
+
+def time_lookups(parts: Parts, contexts: np.ndarray) -> list[float]:
     matches: list[float] = []
     trees: list[float] = []
     lengths: list[int] = []
     widths: list[int] = []
     nodes: list[int] = []
-    for context in contexts:
+    for context in contexts.astype(np.int64):
         started = time.perf_counter_ns()
         length, ranges = longest_match(parts, context)
         between = time.perf_counter_ns()
@@ -99,7 +107,9 @@ def time_lookups(parts: Parts, held_out: np.ndarray, queries: int) -> None:
         widths.append(int(np.diff(ranges).sum()))
         nodes.append(tree[0].size)
     totals = [match + tree for match, tree in zip(matches, trees, strict=True)]
-    print(f"\nlookups ({queries:,})          median       p95       max   microseconds, {len(parts.tokens)} parts")
+    print(
+        f"\nlookups ({len(contexts):,})          median       p95       max   microseconds, parts: {len(parts.tokens)}"
+    )
     print(f"  longest_match         {quantiles(matches)}")
     print(f"  continuation_tree     {quantiles(trees)}")
     print(f"  both                  {quantiles(totals)}")
@@ -107,6 +117,34 @@ def time_lookups(parts: Parts, held_out: np.ndarray, queries: int) -> None:
         f"  match length {np.mean(lengths):.2f}, occurrences median {np.median(widths):.0f} "
         f"p95 {np.quantile(widths, 0.95):.0f}, nodes {np.mean(nodes):.1f}"
     )
+    return totals
+
+
+def compare_with_rest(python: str, tokens: np.ndarray, contexts: np.ndarray, repeats: int) -> None:
+    """Builds and lookups of both engines in turns, each build with its index written."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    with tempfile.TemporaryDirectory() as directory:
+        text, queries, index = (Path(directory) / name for name in ("text", "contexts", "index"))
+        tokens.tofile(text)
+        contexts.tofile(queries)
+        for _ in range(repeats):
+            command = [python, str(Path(__file__).parent / "rest_engine.py"), str(text), str(queries)]
+            answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            theirs.append(answer["seconds"])
+            started = time.perf_counter()
+            sa = build_suffix_array(tokens)
+            with index.open("wb") as file:
+                tokens.tofile(file)
+                sa.tofile(file)
+            ours.append(time.perf_counter() - started)
+        print("\nREST's engine")
+        lookups = time_lookups(Parts([(tokens, sa)]), contexts)
+        print(f"  REST, both            {quantiles(answer['lookups'])}, nodes {answer['nodes']:.1f}")
+    p95 = [statistics.quantiles(times, n=20)[-1] for times in (lookups, answer["lookups"])]
+    medians = [statistics.median(times) for times in (lookups, answer["lookups"], ours, theirs)]
+    print(f"  a lookup takes {medians[0] / medians[1]:.3f} of REST's time in the median, {p95[0] / p95[1]:.3f} at p95")
+    print(f"  a build {medians[2] / medians[3]:.2f} of REST's: medians {medians[2]:.2f} s, {medians[3]:.2f} s")
 
 
 def main() -> None:
@@ -116,12 +154,15 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=5_000)
     parser.add_argument("--parts", nargs="*", default=["1"], help="parts to spread the text over: N, or N:SHARE")
     parser.add_argument("--adversarial", action="store_true", help="also build from texts that are hard to sort")
+    parser.add_argument("--rest", metavar="PYTHON", help="a Python with REST's draftretriever, to compare with")
+    parser.add_argument("--repeats", type=int, default=5, help="builds of each engine")
     options = parser.parse_args()
 
     held = max(options.tokens // 50, 1000)
     wanted = options.tokens + held
     text = tokenised(options.text, wanted) if options.text else synthetic(wanted, seed=0)
     tokens, held_out = text[:-held].copy(), text[-held:]
+    contexts = draw_contexts(held_out, options.queries)
 
     # Compile everything before a clock runs.
     small, _ = time_build(tokens[:100_000].copy())
@@ -135,7 +176,9 @@ def main() -> None:
         for name, hard in adversarial(tokens.size).items():
             print(f"  {name:20}{hard.size:14,} {time_build(hard)[1]:9.2f}")
     for division in options.parts:
-        time_lookups(divided(tokens, sa, division), held_out, options.queries)
+        time_lookups(divided(tokens, sa, division), contexts)
+    if options.rest:
+        compare_with_rest(options.rest, tokens, contexts, options.repeats)
 
 
 if __name__ == "__main__":
