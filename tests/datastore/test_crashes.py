@@ -68,3 +68,4 @@ def test_a_writer_that_dies_leaves_the_old_or_the_new_store(
         assert strays(path) == [], point
     assert set(seen) == {True, False}, "deaths on both sides of the commit"
     assert points >= 12, points
+    print(f"{name}: died at {points} points")

@@ -107,6 +107,7 @@ def test_killed_before_any_change_of_a_file_it_leaves_a_store_that_opens(
         assert strays(store) == [], f"killed before change {step}"
     assert code == 0, killable.said
     assert step > 25
+    print(f"generate: killed at {step - 1} points")
 
 
 COMMANDS: dict[str, list[object]] = {
@@ -172,3 +173,4 @@ def test_any_writer_killed_before_any_change_of_a_file_leaves_the_old_store_or_t
     assert code == 0, killable.said
     assert outcomes == ({True, False} if name != "merge" else {False}), "kills on both sides of the commit"
     assert step > 5
+    print(f"{name}: killed at {step - 1} points")
