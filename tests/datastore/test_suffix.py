@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specds.datastore.build_suffix import build_suffix
+from specds.datastore.dense import DenseIndex, DensePart
 from specds.datastore.manifest import Segment
 from specds.datastore.store import Store, open_store, provenance
 from specds.datastore.suffix import Match, SuffixIndex
@@ -90,3 +91,40 @@ def test_one_broken_segment_of_several_is_refused(tmp_path: Path) -> None:
     (tmp_path / segments[1].directory / "sa.bin").write_bytes(b"\0" * 8)
     with pytest.raises(CorruptStore, match=segments[1].directory):
         SuffixIndex.open(tmp_path, segments)
+
+
+@pytest.mark.parametrize(("dtype", "big"), [(np.uint16, 60_000), (np.uint32, 70_000)])
+def test_positions_and_tokens_may_be_large(tmp_path: Path, dtype: type, big: int) -> None:
+    """Over 2^31 tokens, nearly all of them zeros that take no room on disk; beside a small segment."""
+    documents = [[5, 6, 7, big], [5, 6, 7, 9], [6, 7, 9, big, 5]]
+    end = int(np.iinfo(dtype).max)
+    tail = np.array([token for document in documents for token in (*document, end)], dtype)
+    count = 2**31 + 1000
+    small = written(tmp_path, [[1, 5, 6, 7, 9]], dtype)[0]
+    directory = tmp_path / "suffix/000001"
+    directory.mkdir()
+    first = count - len(tail)
+    # The zeros' suffixes come first in the order, so that the others' are the end of the array.
+    for name, values in (("tokens.bin", tail), ("sa.bin", build_suffix_array(tail).astype(np.int64) + first)):
+        with (directory / name).open("wb") as file:
+            file.truncate((count - len(values)) * values.itemsize)
+            file.seek(0, 2)
+            values.tofile(file)
+        if (directory / name).stat().st_blocks > 1000:
+            pytest.skip("this file system has no sparse files")
+    parameters = {**small.parameters, "suffix_dtype": "int64", "positions": count}
+    large = Segment("suffix/000001", [], count, None, parameters, {}, provenance())
+    index = SuffixIndex.open(tmp_path, [small, large])
+    match = index.match(np.array([3, 5, 6, 7]))
+    assert (match.length, match.occurrences) == (3, 3)
+    segments, positions = index.places(match, 10)
+    assert sorted(zip(segments.tolist(), positions.tolist(), strict=True)) == [(0, 1), (1, first), (1, first + 5)]
+    tokens, parents, counts = index.continuations(match)
+    assert (tokens.tolist(), parents.tolist(), counts.tolist()) == ([9, big], [-1, -1], [2, 1])
+    tokens, _, counts = index.continuations(index.match(np.array([9, big])))
+    assert (tokens.tolist(), counts.tolist()) == ([5], [1])
+    part = DensePart(None, None, np.array([first + 1]), index.parts.tokens[1], 0)  # type: ignore[arg-type]
+    dense = DenseIndex((part, part), np.array([0, count]))
+    for start in (0, count):
+        assert [row.tolist() for row in dense.continuations(np.array([start + first + 1]), 9)] == [[6, 7, big]]
+    assert dense.starting_with(np.array([first + 3, count + first + 3, count + first]), big).tolist() == [0, 1]
