@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -28,6 +28,10 @@ class Signal(Enum):
 
     TREE_TOPK = "tree-topk"
     """int32[n + 1, TOP]: the same after the last token and after each draft node, accepted or not."""
+
+    TREE_GAPS = "tree-gaps"
+    """float32[n + 1, TOP]: of the tokens of TREE_TOPK, how far each one's logit is below the first's; infinite where
+    there are no more tokens."""
 
     ENTROPY = "entropy"
     """float32[m]: the entropy in nats of the distribution that each committed token was picked from."""
@@ -141,6 +145,7 @@ class Step:
         draft_seconds, forward_seconds, verify_seconds, commit_seconds: wall time of each part. Fetching signals
             counts as drafting. A GPU works while the CPU goes on, so that there the wait for the forward pass
             shows up where its result is read, in verify_seconds.
+        asked: what the drafter asked for this draft, and the seconds of each; empty if it does not say.
     """
 
     index: int
@@ -154,6 +159,7 @@ class Step:
     verify_seconds: float
     commit_seconds: float
     rescues: tuple[Rescue, ...] = ()
+    asked: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def accepted(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from specds.datastore.manifest import Identity
 from specds.datastore.prompts import Message, Prompt
 from specds.datastore.store import Store
 from specds.decode import cost
+from specds.decode.acceptance import Acceptance, choose_acceptance
 from specds.decode.budget import Auto, Budget, Fixed
 from specds.decode.contracts import Drafter, Signal, Step, Taps, Target, Verifier
 from specds.decode.counters import Counters
@@ -24,9 +25,10 @@ from specds.decode.draft_model import (
     drafting_noise,
     parse_skip,
 )
-from specds.decode.drafters import DRAFTERS
+from specds.decode.drafters import DRAFTERS, EITHER
 from specds.decode.loop import decode
 from specds.decode.registry import load, parse_options
+from specds.decode.stream import Stream
 from specds.decode.targets import choose_runtime, make_target
 from specds.decode.targets.counted import Counted
 from specds.decode.verifiers import make_verifier
@@ -109,6 +111,8 @@ class Engine:
     runtime: str = "auto"
     verifier_options: Mapping[str, str] = field(default_factory=dict)
     draft_model: LanguageModel | str | None = None
+    wrap: Callable[[Any], Drafter] | None = field(init=False, repr=False, default=None)
+    """Put around each request's drafter, by who wants to watch it."""
     _class: Any = field(init=False, repr=False)
     _options: Any = field(init=False, repr=False)
     _indexes: list[Any] = field(init=False, repr=False)
@@ -116,6 +120,8 @@ class Engine:
     _budget: Budget = field(init=False, repr=False)
     _target: Target = field(init=False, repr=False)
     _drafting: DraftModel | None = field(init=False, repr=False, default=None)
+    _stream: Stream | None = field(init=False, repr=False, default=None)
+    _acceptance: Acceptance | None = field(init=False, repr=False, default=None)
     _request: object = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -131,11 +137,16 @@ class Engine:
         self._indexes = open_indexes(self._class.index, self.stores, self.model)
         self._verifier = make_verifier(self.verifier, self.sampling, self.verifier_options, self.pair)
         runtime = choose_runtime(self.model, self.runtime)
+        if getattr(self._class, "weighs", False):
+            paths = [store.path for store in self.stores]
+            self._acceptance = choose_acceptance(self._options.calibration, paths, self.model.fingerprint)
         self._target = make_target(self.model, runtime, taps_of(self.make_drafter(), self.model))
         if getattr(self._class, "takes_model", False):
             self._drafting = self._make_draft_model(runtime)
             self._indexes = [self._drafting]
-
+        elif getattr(self._class, "may_take_model", False) and self.draft_model is not None:
+            self._drafting = self._make_draft_model(runtime)
+            self._indexes = [*self._indexes, self._drafting]
         self._budget = self._make_budget(runtime)
 
     def _make_draft_model(self, runtime: str) -> DraftModel:
@@ -153,7 +164,11 @@ class Engine:
             return Fixed(self.budget)
         if self.drafter == "none":
             return Fixed(0)
-        return Auto(cost.known(self._target, self.model, runtime))
+        curve = cost.known(self._target, self.model, runtime)
+        if getattr(self._class, "weighs", False):
+            self._stream = Stream(curve)
+            return Fixed(self._stream.most)
+        return Auto(curve)
 
     @property
     def pair(self) -> Pair:
@@ -196,8 +211,12 @@ class Engine:
 
     def make_drafter(self) -> Drafter:
         """A drafter for one request."""
-        drafter: Drafter = self._class(self._options, self._indexes)
-        return drafter
+        drafter: Drafter
+        if getattr(self._class, "weighs", False):
+            drafter = self._class(self._options, self._indexes, self._stream, self._acceptance)
+        else:
+            drafter = self._class(self._options, self._indexes)
+        return drafter if self.wrap is None else self.wrap(drafter)
 
     def steps(self, tokens: Sequence[int], max_new_tokens: int, *, sample: int = 0) -> Iterator[Step]:
         """Generate from token ids, a step at a time.
@@ -290,12 +309,27 @@ def open_indexes(kind: str | None, stores: Sequence[Store], model: LanguageModel
     Raises:
         MissingIndex, ForeignModel, CorruptStore: a store that cannot be read so.
     """
+    if kind == EITHER:
+        return [index for store in stores for index in _all_indexes(store, model)]
     if kind == "dense":
         return [store.dense_index(model.fingerprint) for store in stores]
     indexes = [store.suffix_index() for store in stores] if kind == "suffix" else []
     for index in indexes:
         index.warm_up()
     return indexes
+
+
+def _all_indexes(store: Store, model: LanguageModel) -> list[Any]:
+    """A store's suffix index, and its dense index if it is of the model's own states; one of them at least."""
+    found: list[Any] = []
+    if store.manifest.suffix or not store.manifest.dense:
+        index = store.suffix_index()
+        index.warm_up()
+        found.append(index)
+    own = all(one.model is not None and one.model.fingerprint == model.fingerprint for one in store.manifest.dense)
+    if store.manifest.dense and (own or not found):
+        found.append(store.dense_index(model.fingerprint))
+    return found
 
 
 def taps_of(drafter: Drafter, model: LanguageModel) -> Taps:

@@ -11,7 +11,7 @@ import numpy as np
 from specds.decode.budget import Budget
 from specds.decode.contracts import TOP, Drafter, Forward, Signal, Signals, Step, Target, Verdict, Verifier
 from specds.decode.draft import empty
-from specds.decode.top import entropies, top_ids
+from specds.decode.top import entropies, top_gaps, top_ids
 from specds.reference import until_stop
 
 
@@ -71,7 +71,15 @@ def decode(
         drafting = drafted - began + perf_counter() - committed
         times = (drafting, forwarded - drafted, verified - forwarded, committed - verified)
         step = Step(
-            step.index + 1, len(prompt) + produced, draft, verdict.path, tuple(tokens), signals, *times, verdict.rescues
+            step.index + 1,
+            len(prompt) + produced,
+            draft,
+            verdict.path,
+            tuple(tokens),
+            signals,
+            *times,
+            verdict.rescues,
+            dict(getattr(drafter, "asked", {})),
         )
         produced += len(tokens)
 
@@ -86,7 +94,9 @@ def _signals(
         signals[Signal.HIDDEN] = np.ascontiguousarray(forward.hidden[rows].float().cpu().numpy())
     if Signal.TOPK in drafter.needs:
         signals[Signal.TOPK] = top_ids(forward.logits, TOP, rows)
-    if Signal.TREE_TOPK in drafter.needs:
+    if Signal.TREE_GAPS in drafter.needs:
+        signals[Signal.TREE_TOPK], signals[Signal.TREE_GAPS] = top_gaps(forward.logits, TOP)
+    elif Signal.TREE_TOPK in drafter.needs:
         signals[Signal.TREE_TOPK] = top_ids(forward.logits, TOP)
     if Signal.LAYER in drafter.needs or Signal.CONTEXT_TOPK in drafter.needs:
         kept = target.kept()

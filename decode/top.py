@@ -25,12 +25,30 @@ def top_ids(logits: torch.Tensor, count: int, rows: Sequence[int] | None = None)
     """
     found = np.full((len(logits) if rows is None else len(rows), count), -1, np.int32)
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        _top(logits.numpy(), np.arange(len(logits)) if rows is None else np.asarray(rows, np.int64), found)
+        places = np.arange(len(logits)) if rows is None else np.asarray(rows, np.int64)
+        _top(logits.numpy(), places, found, np.empty(found.shape, np.float32))
     else:
         width = min(count, logits.shape[-1])
         wanted = logits if rows is None else logits[list(rows)]
         found[:, :width] = torch.topk(wanted, width, dim=-1).indices.cpu().numpy()
     return found
+
+
+def top_gaps(logits: torch.Tensor, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The ids of `top_ids` for all rows, and by how much each one's logit is below its row's largest.
+
+    Returns:
+        int32[n, count], -1 behind the last, and float32[n, count], infinite there.
+    """
+    found = np.full((len(logits), count), -1, np.int32)
+    values = np.full(found.shape, -np.inf, np.float32)
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        _top(logits.numpy(), np.arange(len(logits)), found, values)
+    else:
+        width = min(count, logits.shape[-1])
+        top = torch.topk(logits, width, dim=-1)
+        found[:, :width], values[:, :width] = top.indices.cpu().numpy(), top.values.float().cpu().numpy()
+    return found, values[:, :1] - values
 
 
 def entropies(logits: torch.Tensor, rows: Sequence[int]) -> NDArray[np.float32]:
@@ -86,12 +104,12 @@ def _entropies(logits: Any, rows: Any, found: Any) -> None:
 
 
 @compiled
-def _top(logits: Any, rows: Any, found: Any) -> None:
+def _top(logits: Any, rows: Any, found: Any, values: Any) -> None:
     vocabulary = logits.shape[1]
     count = min(found.shape[1], vocabulary)
-    best = np.empty(count, np.float32)
     for place in range(len(rows)):
         line, out = logits[rows[place]], found[place]
+        best = values[place, :count]
         best[:] = -np.inf
         held = 0
         for start in range(0, vocabulary, _BLOCK):

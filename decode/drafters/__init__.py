@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 DRAFTERS = {
+    "auto": "specds.decode.drafters.auto:Auto",
     "none": "specds.decode.drafters.none:Null",
     "pld": "specds.decode.drafters.pld:PromptLookup",
     "pld-plus": "specds.decode.drafters.pld_plus:PldPlus",
@@ -15,3 +16,6 @@ DRAFTERS = {
     "rest": "specds.decode.drafters.rest:Rest",
     "dresd": "specds.decode.drafters.dresd:Dresd",
 }
+
+EITHER = "suffix or dense"
+"""The `index` of a drafter that takes whatever indexes a store has."""

@@ -1,0 +1,302 @@
+"""How probable it is that a drafted token is accepted: nodes collected while decoding, and a model fitted to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specds.datastore.prompts import BadRow, Prompt
+from specds.decode.acceptance import Acceptance, Reliability
+from specds.decode.contracts import Signal, Step
+from specds.decode.draft import Draft
+from specds.decode.drafters.auto import Auto
+from specds.decode.engine import Engine
+from specds.decode.expansion import FEATURES, Ensemble, Grown, log_odds
+from specds.errors import PromptError, UsageError
+from specds.jit import compiled
+
+LOOKED_AT = 24
+"""Nodes that growth goes through while nodes are collected; more than are verified, so that what is not is known, too."""
+
+_BINS = 20
+_SUREST = 0.985
+
+
+@dataclass(slots=True)
+class Nodes:
+    """Candidates whose parent the target accepted, and whether it picked them.
+
+    Attributes:
+        features: float32[n, len(FEATURES)].
+        right: bool[n].
+        prompt: int32[n], numbers of the prompts.
+    """
+
+    features: NDArray[np.float32]
+    right: NDArray[np.bool_]
+    prompt: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.right)
+
+    @classmethod
+    def join(cls, parts: Sequence[Nodes]) -> Nodes:
+        """One behind the other; prompts of different parts are different."""
+        starts = np.cumsum([0, *(int(part.prompt.max(initial=-1)) + 1 for part in parts)])
+        return cls(
+            np.concatenate([part.features for part in parts]),
+            np.concatenate([part.right for part in parts]),
+            np.concatenate([part.prompt + start for part, start in zip(parts, starts, strict=False)]),
+        )
+
+
+class Watched:
+    """A drafter `auto` whose trees are kept: what it looked at behind each text, to be judged when the text is known.
+
+    Args:
+        rows: most nodes that are verified; growth goes further.
+    """
+
+    def __init__(self, inner: Auto, rows: int) -> None:
+        self._inner, self._rows = inner, rows
+        self.kept: list[tuple[int, Grown]] = []
+        self._length = 0
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """See `Drafter.needs`."""
+        return self._inner.needs
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """See `Drafter.start`."""
+        self._length = len(prompt)
+        self._inner.start(prompt)
+
+    def observe(self, step: Step) -> None:
+        """See `Drafter.observe`."""
+        self._length += len(step.tokens)
+        self._inner.observe(step)
+
+    def propose(self, budget: int) -> Draft:
+        """See `Drafter.propose`."""
+        draft = self._inner.propose(LOOKED_AT)
+        if self._inner.grown is not None:
+            self.kept.append((self._length, self._inner.grown))
+        return draft.trim(min(budget, self._rows))
+
+
+@compiled
+def _judged(tokens: Any, parents: Any, text: Any, at: int, rows: Any, right: Any) -> int:
+    """The nodes whose parent stands in the text, and which of them do; returns how many."""
+    node, count, start = -1, 0, 0
+    while at < len(text):
+        following = -1
+        for child in range(start, len(tokens)):
+            if parents[child] != node:
+                continue
+            rows[count], right[count] = child, tokens[child] == text[at]
+            if right[count]:
+                following = child
+            count += 1
+        if following < 0:
+            break
+        node, start = following, following + 1
+        at += 1
+    return count
+
+
+def judge(kept: Sequence[tuple[int, Grown]], text: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Features and outcomes of what was looked at, now that the text is whole.
+
+    Args:
+        kept: what was grown, each with the length of the text that it was grown behind.
+    """
+    whole = np.array(text, np.int64)
+    features, outcomes = [np.empty((0, len(FEATURES)), np.float32)], [np.empty(0, np.bool_)]
+    for length, grown in kept:
+        rows, right = np.empty(len(grown.tokens), np.int64), np.empty(len(grown.tokens), np.bool_)
+        count = _judged(grown.tokens, grown.parents, whole, length, rows, right)
+        features.append(grown.features[rows[:count]])
+        outcomes.append(right[:count])
+    return np.concatenate(features), np.concatenate(outcomes)
+
+
+@dataclass(slots=True)
+class Collected:
+    """What was collected so far.
+
+    Attributes:
+        nodes: of each prompt.
+        failed: prompts that could not be answered.
+        tokens, steps: of all answers.
+    """
+
+    nodes: list[Nodes] = field(default_factory=list)
+    failed: list[tuple[str, Exception]] = field(default_factory=list)
+    tokens: int = 0
+    steps: int = 0
+
+
+def collect(
+    engine: Engine,
+    prompts: Iterable[Prompt | BadRow],
+    max_new_tokens: int,
+    *,
+    rows: int = 8,
+    progress: Callable[[Collected], None] = lambda state: None,
+) -> Collected:
+    """Decode prompts by `auto`, and keep what it looked at.
+
+    Args:
+        engine: of drafter `auto` with a fixed budget.
+        rows: most nodes verified a step. Where a step begins depends on it, and so do the nodes that are met.
+
+    Raises:
+        UsageError: an engine of another drafter, or whose drafts depend on the clock.
+    """
+    if engine.drafter != "auto" or engine.budget is None:
+        raise UsageError("calibrating drafts takes drafter auto with a fixed budget", f"--budget {LOOKED_AT}")
+    state = Collected()
+    for number, row in enumerate(prompts):
+        if isinstance(row, BadRow):
+            state.failed.append((row.id, row.error))
+            continue
+        watched: list[Watched] = []
+
+        def watch(drafter: Any, watched: list[Watched] = watched) -> Watched:
+            watched.append(Watched(drafter, rows))
+            return watched[-1]
+
+        engine.wrap = watch
+        try:
+            answer = engine.answer(row, max_new_tokens)
+        except PromptError as error:
+            state.failed.append((row.id, error))
+            continue
+        finally:
+            engine.wrap = None
+        for turn, one in zip(answer.turns, watched, strict=True):
+            features, right = judge(one.kept, [*turn.prompt, *turn.tokens])
+            state.nodes.append(Nodes(features, right, np.full(len(right), number, np.int32)))
+            state.tokens += len(turn.tokens)
+            state.steps += len(turn.steps)
+        progress(state)
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a model is fitted.
+
+    Attributes:
+        trees, leaves, least: their number, their size, and the fewest nodes in a leaf.
+        rate: how much of each tree counts.
+        held_out: every so many prompts one is kept to measure the calibration on; 0: none.
+    """
+
+    trees: int = 60
+    leaves: int = 12
+    least: int = 80
+    rate: float = 0.12
+    held_out: int = 4
+
+
+FIT = Fit()
+
+
+def fit(nodes: Nodes, about: Mapping[str, Any], how: Fit = FIT) -> Acceptance:
+    """Fit gradient-boosted trees (log loss) to nodes; the calibration is measured on prompts that are held out.
+
+    Raises:
+        UsageError: there are too few nodes, or all went the same way.
+    """
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    if len(nodes) < 2 * how.least or nodes.right.all() or not nodes.right.any():
+        raise UsageError(
+            f"{len(nodes):,} candidates were seen, {int(nodes.right.sum()):,} of them right", "give more prompts"
+        )
+    held = nodes.prompt % how.held_out == how.held_out - 1 if how.held_out else np.zeros(len(nodes), np.bool_)
+    if held.all() or nodes.right[~held].all() or not nodes.right[~held].any():
+        held[:] = False
+
+    def fitted(kept: NDArray[np.bool_]) -> Ensemble:
+        forest = HistGradientBoostingClassifier(
+            max_iter=how.trees,
+            max_leaf_nodes=how.leaves,
+            min_samples_leaf=how.least,
+            learning_rate=how.rate,
+            early_stopping=False,
+            random_state=0,
+        )
+        forest.fit(nodes.features[kept], nodes.right[kept])
+        return _ensemble(forest)
+
+    ensemble = fitted(~held)
+    measured = reliability(chances(ensemble, nodes.features[held]), nodes.right[held]) if held.any() else None
+    counted = {"nodes": len(nodes), "prompts": len(np.unique(nodes.prompt))}
+    return Acceptance(ensemble, measured, {**about, **counted})
+
+
+def _ensemble(forest: Any) -> Ensemble:
+    """scikit-learn's trees as arrays."""
+    roots: list[int] = []
+    feature: list[int] = []
+    threshold: list[float] = []
+    left: list[int] = []
+    right: list[int] = []
+    for (predictor,) in forest._predictors:
+        start = len(feature)
+        roots.append(start)
+        for node in predictor.nodes:
+            leaf = bool(node["is_leaf"])
+            feature.append(-1 if leaf else int(node["feature_idx"]))
+            threshold.append(float(node["value"] if leaf else node["num_threshold"]))
+            left.append(-1 if leaf else start + int(node["left"]))
+            right.append(-1 if leaf else start + int(node["right"]))
+    base = float(np.asarray(forest._baseline_prediction).reshape(-1)[0])
+    return Ensemble(
+        base,
+        np.array(roots, np.int32),
+        np.array(feature, np.int32),
+        np.array(threshold, np.float32).round(5),
+        np.array(left, np.int32),
+        np.array(right, np.int32),
+    )
+
+
+@compiled
+def _odds(ensemble: Any, features: Any) -> Any:
+    found = np.empty(len(features))
+    for row in range(len(features)):
+        found[row] = log_odds(ensemble, features[row])
+    return found
+
+
+def chances(ensemble: Ensemble, features: NDArray[np.float32]) -> NDArray[np.float64]:
+    """float64[n]: the probabilities that `grow` gives nodes, before corrections and before siblings share 1."""
+    odds: NDArray[np.float64] = _odds(ensemble, features)
+    return np.minimum(1.0 / (1.0 + np.exp(-odds)), _SUREST)
+
+
+def reliability(chance: NDArray[np.float64], right: NDArray[np.bool_]) -> Reliability:
+    """How far probabilities are from how often they came true."""
+    edges = np.linspace(0.0, 1.0, _BINS + 1)
+    place = np.minimum((chance * _BINS).astype(np.int64), _BINS - 1)
+    counts = np.bincount(place, minlength=_BINS)
+    promised = np.bincount(place, chance, _BINS) / np.maximum(counts, 1)
+    accepted = np.bincount(place, right.astype(np.float64), _BINS) / np.maximum(counts, 1)
+    off = counts * np.abs(promised - accepted)
+    likely = slice(_BINS // 10, None)
+    return Reliability(
+        tuple(edges.round(6).tolist()),
+        tuple(counts.tolist()),
+        tuple(promised.round(5).tolist()),
+        tuple(accepted.round(5).tolist()),
+        float(off.sum() / max(counts.sum(), 1)),
+        float(off[likely].sum() / max(counts[likely].sum(), 1)),
+    )

@@ -1,0 +1,319 @@
+"""Auto: one tree from every source there is, each node for what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specds.datastore.dense import DenseIndex
+from specds.datastore.suffix import SuffixIndex
+from specds.decode.acceptance import Acceptance, load_acceptance, shipped
+from specds.decode.context import Context
+from specds.decode.contracts import Signal, Step
+from specds.decode.draft import Draft, Origin, empty
+from specds.decode.draft_model import DraftModel
+from specds.decode.drafters import EITHER
+from specds.decode.expansion import (
+    CONTEXT,
+    DENSE,
+    GUESS,
+    MODEL,
+    ORIGINS,
+    RECYCLING,
+    SESSION,
+    SOURCES,
+    SUFFIX,
+    SUFFIX_TRIES,
+    Branches,
+    Grown,
+    Known,
+    grow,
+    make_tries,
+)
+from specds.decode.feedback import Feedback, reached
+from specds.decode.lookups import neighbours, suffix_trees
+from specds.decode.ngrams import REACH, Followers, Rows
+from specds.decode.registry import option
+from specds.decode.stream import Stream
+from specds.errors import UsageError
+
+_SESSION_CONTEXTS = 1 << 19
+# A source of which the offset at depth 1 is below this is asked now and then only.
+_MUTED, _EVERY = -2.5, 16
+_CONTEXT_STEP = 64
+_EMPTY = np.empty(0, np.int32)
+_NO_GAPS = np.empty(0, np.float32)
+
+
+class Auto:
+    """Merges all sources into one tree whose nodes have calibrated probabilities, and verifies the part that pays."""
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """Options of auto."""
+
+        without: str = option("", f"sources that are not asked, + between them: {', '.join(SOURCES)}")
+        calibration: str = option(
+            "", "what `specds calibrate-drafts` wrote; default: what lies beside the store, or what comes with specds"
+        )
+        session: bool = option(False, "draft from earlier answers of this run, too", tries=())
+        max_match: int = option(16, "longest suffix looked up in a store", least=1, tries=())
+        neighbours: int = option(100, "neighbours fetched from a dense index", least=1, tries=(30,))
+        length: int = option(12, "most tokens of a neighbour's continuation", least=1, tries=())
+        gamma: int = option(6, "most tokens that a draft model writes a step", least=1, tries=(3,))
+
+    summary: ClassVar[str] = "one tree from all sources there are, each node for its calibrated probability"
+    source: ClassVar[str] = ""
+    index: ClassVar[str | None] = EITHER
+    store_required: ClassVar[bool] = False
+    may_take_model: ClassVar[bool] = True
+    weighs: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        options: Options,
+        indexes: Sequence[SuffixIndex | DenseIndex | DraftModel] = (),
+        stream: Stream | None = None,
+        acceptance: Acceptance | None = None,
+    ) -> None:
+        self._options = options
+        self._stream = Stream() if stream is None else stream
+        if acceptance is None:
+            acceptance = load_acceptance(Path(options.calibration)) if options.calibration else shipped()
+        self._ensemble = acceptance.ensemble
+        left_out = sources_of(options.without)
+        self._suffix = [one for one in indexes if isinstance(one, SuffixIndex) and SUFFIX not in left_out]
+        self._dense = [one for one in indexes if isinstance(one, DenseIndex) and DENSE not in left_out]
+        self._models = [one for one in indexes if isinstance(one, DraftModel) and MODEL not in left_out]
+        always = {CONTEXT, RECYCLING, GUESS} | ({SUFFIX} if self._suffix else set())
+        self._active = {*always, *([SESSION] if options.session else [])} - left_out
+        self.needs: frozenset[Signal] = frozenset({Signal.TREE_TOPK, Signal.TREE_GAPS}) | (
+            frozenset({Signal.HIDDEN}) if self._dense else frozenset()
+        )
+        self.asked: dict[str, float] = {}
+        """Seconds that each source took for the last draft; `tree` is what the others take together."""
+        self._credit = np.full(len(self._suffix), 0.5)
+        self._learning = self._stream.curve is not None
+        self._feedback = self._stream.feedback if self._learning else Feedback()
+        self._begin(())
+
+    def _begin(self, prompt: Sequence[int]) -> None:
+        self._context = Context(prompt)
+        self._prompt = len(prompt)
+        self._followers = Followers()
+        self._rows = self._stream.rows if self._options.session else Rows()
+        self._followers.extend(self._context.tokens, min(1, len(prompt)))
+        self._guesses = _EMPTY, _NO_GAPS
+        self._sureness = 0.0, 0.0
+        self._hidden: NDArray[np.float32] | None = None
+        self.grown: Grown | None = None
+        self._trials: list[tuple[int, int, Grown, Grown, float]] = []
+        self._tops: list[tuple[int, int]] = []
+        self._steps = 0
+        self._cost, self._cost_at = np.ones(self._stream.most + 2), -1
+        if not self._learning:
+            self._feedback = Feedback()
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """See `Drafter.start`."""
+        self._begin(prompt)
+        self._feedback.start()
+
+    def observe(self, step: Step) -> None:
+        """Learn from the pass, and from what became of the draft."""
+        began = perf_counter()
+        committed = np.array(step.tokens, np.int64)
+        if self.grown is not None:
+            self._feedback.observe(self.grown, committed)
+            self._judge(committed)
+        self.grown = None
+        ids, gaps = step.signals[Signal.TREE_TOPK], step.signals[Signal.TREE_GAPS]
+        draft = step.draft
+        self._rows.keep(self._context.tokens, draft.tokens, draft.parents, ids, gaps)
+        row = 0 if len(step.tokens) == 1 else step.path[len(step.tokens) - 2] + 1
+        self._look(ids[row], gaps[row], step.tokens[-1])
+        length = len(self._context.tokens)
+        self._context.extend(step.tokens)
+        self._followers.extend(self._context.tokens, length)
+        if self._options.session:
+            self._remember(length, step.index)
+        if self._dense:
+            self._hidden = step.signals[Signal.HIDDEN][-1]
+        self._steps += 1
+        self._observing = perf_counter() - began
+
+    def _look(self, ids: NDArray[np.int32], gaps: NDArray[np.float32], picked: int) -> None:
+        """What the distribution that the last token was picked from says beside it."""
+        real = ids >= 0
+        weights = np.exp(-gaps[real])
+        weights /= weights.sum()
+        entropy = float(-(weights * np.log(np.maximum(weights, 1e-9))).sum())
+        self._sureness = float(min(gaps[1], 30.0)) if len(gaps) > 1 else 30.0, entropy
+        others = real & (ids != picked)
+        self._guesses = np.ascontiguousarray(ids[others]), np.ascontiguousarray(gaps[others])
+
+    def _remember(self, length: int, index: int) -> None:
+        """Earlier answers: the stream's table takes in each token as it is committed."""
+        if index == 0 and len(self._stream.session) > _SESSION_CONTEXTS:
+            self._stream.session = Followers()
+        text = self._context.tokens
+        begin = max(0, length - REACH)
+        self._stream.session.extend(text[begin:], length - begin)
+
+    def propose(self, budget: int) -> Draft:
+        """The part of the merged tree that makes most expected tokens per second."""
+        began = perf_counter()
+        most = min(budget, self._stream.most)
+        self.asked = {}
+        self._trials = []
+        if most < 1:
+            return empty()
+        cost = self._costs(most)
+        trees = self._suffix_trees()
+        suffix = perf_counter()
+        grown = self._grow(trees, cost, most)
+        tree = perf_counter() - suffix
+        if self._suffix:
+            self.asked["suffix"] = suffix - began
+        for source, ask in ((DENSE, self._near), (MODEL, self._say)):
+            if not (self._dense if source == DENSE else self._models):
+                continue
+            worth = self._stream.worth[source]
+            kind = worth.kind(grown.expected)
+            if self._learning and not worth.asks(kind):
+                continue
+            asked = perf_counter()
+            found = ask(most)
+            trees = {**trees, **found}
+            better = self._grow(trees, cost, most) if found else grown
+            seconds = perf_counter() - asked
+            self._trials.append((source, kind, better, grown, seconds))
+            grown = better
+            self.asked[SOURCES[source]] = seconds
+        self.asked["tree"] = tree + self._observing
+        self.grown = grown
+        if self._learning:
+            spent = perf_counter() - began + self._observing
+            self._stream.drafting += 0.05 * (min(spent, 0.005) - self._stream.drafting)
+        return _draft(grown)
+
+    _observing = 0.0
+
+    def _costs(self, most: int) -> NDArray[np.float64]:
+        """float64[most + 2]: seconds of a step over n rows, drafting included; 1 each where nothing is weighed."""
+        context = len(self._context.tokens)
+        curve = self._stream.curve
+        if curve is None:
+            return self._cost
+        if self._cost_at < 0 or abs(context - self._cost_at) > _CONTEXT_STEP:
+            self._cost, self._cost_at = curve.at(context) + self._stream.drafting, context
+            # More rows than a node each are never needed, and entries are asked for one behind the last.
+            self._cost = np.append(self._cost, self._cost[-1])
+        return self._cost
+
+    def _grow(self, trees: dict[int, tuple[Branches, float, int]], cost: NDArray[np.float64], most: int) -> Grown:
+        similarity, margin = self._nearness
+        active = sum(1 << source for source in self._active)
+        known = Known(self._followers.rows, self._stream.session.rows, self._rows.keys, self._rows.ids, self._rows.gaps)
+        return grow(
+            self._context.tokens,
+            known,
+            make_tries(trees, similarity, margin),
+            self._guesses,
+            self._sureness,
+            self._ensemble,
+            self._feedback.offsets,
+            active,
+            cost,
+            most,
+            _FLOOR if self._learning else _FIXED_FLOOR,
+        )
+
+    _nearness = 0.0, 0.0
+
+    def _suffix_trees(self) -> dict[int, tuple[Branches, float, int]]:
+        """The trees of the store that has served best so far, of those the one with the longest match."""
+        self._tops = []
+        if SUFFIX not in self._active:
+            return {}
+        muted = self._feedback.offsets[SUFFIX, 0] < _MUTED
+        if muted and self._steps % _EVERY:
+            return {}
+        tail = self._context.tokens[-self._options.max_match :]
+        found = [suffix_trees(index.parts, tail) for index in self._suffix]
+        best = 0
+        if len(found) > 1:
+            self._tops = [(number, int(one[0][0][0][0])) for number, one in enumerate(found) if one]
+            values = [float(self._credit[n]) * min(one[0][2], 8) if one else 0.0 for n, one in enumerate(found)]
+            best = int(np.argmax(values))
+        return found[best]
+
+    def _near(self, most: int) -> dict[int, tuple[Branches, float, int]]:
+        """Continuations of the nearest states' neighbours, as a tree."""
+        if self._hidden is None:
+            return {}
+        last = int(self._context.tokens[-1])
+        near = neighbours(self._dense, self._hidden, last, self._options.neighbours, self._options.length)
+        if near is None:
+            return {}
+        self._nearness = near.similarity, near.margin
+        return {SUFFIX_TRIES: (near.branches, near.weight, 0)}
+
+    def _say(self, most: int) -> dict[int, tuple[Branches, float, int]]:
+        """What the draft model writes."""
+        text = self._context.tokens.tolist()
+        tokens, scores, _ = self._models[0].say(text, min(self._options.gamma, most), 0.0)
+        if not tokens:
+            return {}
+        chain = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+        branches = np.array(tokens, np.int32), chain, np.array(scores, np.float64)
+        return {SUFFIX_TRIES + 1: (branches, 1.0, 0)}
+
+    def _judge(self, committed: NDArray[np.int64]) -> None:
+        """What asking the sources that take long was worth, and which store was right."""
+        for source, kind, better, before, seconds in self._trials:
+            tokens = reached(better, committed) - reached(before, committed)
+            cost = self._cost
+            plain = float(cost[1]) / max(before.expected, 1.0)
+            rows = float(cost[1 + better.chosen] - cost[1 + before.chosen])
+            self._stream.worth[source].observe(kind, tokens * plain - rows, seconds)
+        for number, token in self._tops:
+            self._credit[number] += 0.1 * (float(token == committed[0]) - self._credit[number])
+
+
+# Nodes less likely than this are not gone into: where drafts are weighed, and where a budget is to be filled.
+_FLOOR, _FIXED_FLOOR = 0.02, 0.004
+
+
+def sources_of(text: str) -> set[int]:
+    """Sources by name, with + between them.
+
+    Raises:
+        UsageError: there is no such source.
+    """
+    found = set()
+    for name in filter(None, text.split("+")):
+        if name not in SOURCES:
+            raise UsageError(f"no source {name!r}", f"one of {', '.join(SOURCES)}")
+        found.add(SOURCES.index(name))
+    return found
+
+
+def _draft(grown: Grown) -> Draft:
+    chosen = grown.order[: grown.chosen]
+    if not len(chosen):
+        return empty()
+    number = np.full(len(grown.tokens) + 1, -1, np.int32)
+    number[chosen] = np.arange(len(chosen))
+    return Draft(
+        grown.tokens[chosen],
+        number[grown.parents[chosen]],
+        grown.chance[chosen].astype(np.float32),
+        origin=Origin(ORIGINS, grown.mask[chosen].astype(np.int8), grown.place[chosen]),
+    )

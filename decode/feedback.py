@@ -1,0 +1,191 @@
+"""What sources turned out to be worth lately: corrections of a node's log-odds by source and depth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specds.decode.expansion import DEPTHS, SOURCES, Grown, depth_bucket
+from specds.jit import compiled
+
+# How much of what was learned is left after a step: of a request, and of all requests.
+_REQUEST, _PROCESS = 0.97, 0.997
+# How much must be learned before a correction counts half: of a request, and of all requests.
+_SLOW = np.array([1.0, 4.0])
+_LOWEST, _HIGHEST = -6.0, 1.5
+
+
+@compiled
+def _learn(
+    tokens: Any,
+    parents: Any,
+    chance: Any,
+    mask: Any,
+    committed: Any,
+    offsets: Any,
+    known: Any,
+    all_offsets: Any,
+    all_known: Any,
+    slow: Any,
+) -> None:
+    """Judge every node whose parent was committed, whether it was verified or not.
+
+    A source's offset is a weight of a logistic model whose input is its share in a node: this is a step of Newton's
+    method on its own, with what `known` sums up, Σ p (1 - p), as the curvature.
+    """
+    node, at, start = -1, 0, 0
+    depth = 1
+    while at < len(committed):
+        bucket = depth_bucket(depth)
+        following = -1
+        seen = False
+        for child in range(start, len(tokens)):
+            if parents[child] != node:
+                if seen:
+                    break  # siblings stand together
+                continue
+            seen = True
+            hit = tokens[child] == committed[at]
+            if hit:
+                following = child
+            share = 0.0
+            for bit in range(offsets.shape[0]):
+                share += mask[child] >> bit & 1
+            share = 1.0 / max(share, 1.0)
+            missed = (1.0 if hit else 0.0) - chance[child]
+            spread = max(chance[child] * (1.0 - chance[child]), 0.02)
+            for bit in range(offsets.shape[0]):
+                if mask[child] >> bit & 1:
+                    known[bit, bucket] += share * spread
+                    all_known[bit, bucket] += share * spread
+                    offsets[bit, bucket] += share * missed / (slow[0] + known[bit, bucket])
+                    all_offsets[bit, bucket] += share * missed / (slow[1] + all_known[bit, bucket])
+        if following < 0:
+            break
+        node, start = following, following + 1
+        at += 1
+        depth += 1
+
+
+class Feedback:
+    """Corrections of one stream of requests, and of the request that is being decoded.
+
+    A request begins with what the stream has learned, and moves faster. Every candidate that was looked at behind a
+    committed token is judged by the next one, whether it was verified or not: what is not drafted is judged, too, and
+    a source that was wrong for a while comes back by itself, at no cost in rows.
+
+    Attributes:
+        offsets: float64[len(SOURCES), DEPTHS], what `grow` adds to log-odds.
+    """
+
+    def __init__(self) -> None:
+        shape = len(SOURCES), DEPTHS
+        self._all, self._all_known = np.zeros(shape), np.zeros(shape)
+        self.offsets: NDArray[np.float64] = np.zeros(shape)
+        self._known = np.zeros(shape)
+
+    def start(self) -> None:
+        """A new request."""
+        self.offsets = self._all.copy()
+        self._known = np.zeros_like(self._all)
+
+    def observe(self, grown: Grown, committed: NDArray[np.int64]) -> None:
+        """Learn from a step.
+
+        Args:
+            grown: what was looked at.
+            committed: int64[m], what came of it.
+        """
+        self._known *= _REQUEST
+        self._all_known *= _PROCESS
+        _learn(
+            grown.tokens,
+            grown.parents,
+            grown.chance,
+            grown.mask,
+            committed,
+            self.offsets,
+            self._known,
+            self._all,
+            self._all_known,
+            _SLOW,
+        )
+        np.clip(self.offsets, _LOWEST, _HIGHEST, out=self.offsets)
+        np.clip(self._all, _LOWEST, _HIGHEST, out=self._all)
+
+
+@compiled
+def _reached(tokens: Any, parents: Any, kept: Any, committed: Any) -> int:
+    """How many of the committed tokens a path through the kept nodes spells."""
+    node, at = -1, 0
+    while at < len(committed):
+        following = -1
+        for child in kept:
+            if parents[child] == node and tokens[child] == committed[at]:
+                following = child
+                break
+        if following < 0:
+            break
+        node = following
+        at += 1
+    return at
+
+
+def reached(grown: Grown, committed: NDArray[np.int64]) -> int:
+    """How many tokens of a step the chosen nodes foretold; those that were not verified could have foretold them, too.
+
+    Args:
+        committed: int64[m].
+    """
+    found: int = _reached(grown.tokens, grown.parents, grown.order[: grown.chosen], committed)
+    return found
+
+
+class Worth:
+    """Whether asking a source pays, by how much is expected without it.
+
+    After each time it was asked, the tokens that the tree foretold with it and without it are compared, in seconds of
+    decoding, less what more rows took. Where that is less than asking takes, it is asked ever more rarely, down to once
+    in 256 steps, and at once again when it pays.
+    """
+
+    EDGES = (1.25, 1.7, 2.5)
+    """Expected tokens that tell the kinds of steps apart."""
+
+    def __init__(self) -> None:
+        kinds = len(self.EDGES) + 1
+        self._gain, self._seen = np.zeros(kinds), np.zeros(kinds, np.int64)
+        self._cost = 0.0
+        self._waited, self._pause = np.zeros(kinds, np.int64), np.full(kinds, _SHORTEST)
+
+    def kind(self, expected: float) -> int:
+        """Which kind a step is in which so many tokens are expected without the source."""
+        return int(np.searchsorted(self.EDGES, expected))
+
+    def asks(self, kind: int) -> bool:
+        """Whether to ask now."""
+        if self._seen[kind] < _TRIALS or self._gain[kind] > self._cost:
+            return True
+        self._waited[kind] += 1
+        if self._waited[kind] < self._pause[kind]:
+            return False
+        self._waited[kind] = 0
+        self._pause[kind] = min(2 * self._pause[kind], _LONGEST)
+        return True
+
+    def observe(self, kind: int, gain: float, seconds: float) -> None:
+        """What came of asking: seconds won, and seconds it took."""
+        # A pause of the machine is not the source's.
+        self._cost += 0.1 * (min(seconds, 4 * self._cost) - self._cost) if self._cost else seconds
+        self._seen[kind] += 1
+        self._gain[kind] += max(1.0 / self._seen[kind], _RATE) * (gain - self._gain[kind])
+        if self._gain[kind] > self._cost:
+            self._pause[kind] = _SHORTEST
+
+
+# Times that a source is asked in each kind of step before anything is concluded, and how fast its gain is forgotten.
+_TRIALS, _RATE = 8, 0.03
+# Steps of a kind between two times that a source which does not pay is asked.
+_SHORTEST, _LONGEST = 8, 256

@@ -1,0 +1,151 @@
+"""What stores are asked for once a step: trees of what followed a match, and what followed the nearest states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specds.datastore.dense import DenseIndex
+from specds.datastore.suffix_lookup import Parts, _continuation_tree, _longest_match
+from specds.decode.expansion import SUFFIX_TRIES, Branches
+from specds.jit import compiled
+
+_NODES, _REACHES = (40, 16, 8), (12, 4, 2)
+_SHARES = 256
+# Similarities are weighed by their exponential, this steep.
+_STEEP = 12.0
+
+
+@compiled
+def _trees(table: Any, query: Any, nodes: Any, reaches: Any) -> Any:
+    """Of the longest match, of a shorter one and of the last token alone: nodes, ends, occurrences and lengths."""
+    lengths, totals, ends = np.zeros(3, np.int64), np.zeros(3, np.int64), np.zeros(3, np.int64)
+    room = nodes.sum()
+    tokens, parents, counts = np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room)
+    filled = 0
+    longest = 0
+    for number in range(3):
+        size = query.size
+        if number == 1:
+            size = 0 if longest < 3 else min(max(2, longest // 2), 4)
+        elif number == 2:
+            size = 1 if longest > 1 else 0
+        if size > 0:
+            length, ranges = _longest_match(table, query[query.size - size :], 1)
+            if number == 0:
+                longest = length
+            if length > 0:
+                lengths[number] = length
+                totals[number] = (ranges[:, 1] - ranges[:, 0]).sum()
+                one, above, times = _continuation_tree(table, length, ranges, reaches[number], nodes[number], _SHARES)
+                for node in range(len(one)):
+                    tokens[filled], parents[filled], counts[filled] = one[node], above[node], times[node]
+                    filled += 1
+        ends[number] = filled
+    return tokens, parents, counts, ends, totals, lengths
+
+
+_NODE_COUNTS, _DEPTHS = np.array(_NODES), np.array(_REACHES)
+
+
+def suffix_trees(parts: Parts, tail: NDArray[np.int64]) -> dict[int, tuple[Branches, float, int]]:
+    """Counted trees of what followed the end of a text, by number: of its longest match, a shorter one, one token.
+
+    Args:
+        tail: int64[m], the last tokens.
+
+    Returns:
+        the nodes, the match's occurrences and its length; nothing where the last token is unknown.
+    """
+    tokens, parents, counts, ends, totals, lengths = _trees(
+        parts.table, np.array(tail, np.int64), _NODE_COUNTS, _DEPTHS
+    )
+    found: dict[int, tuple[Branches, float, int]] = {}
+    start = 0
+    for number in range(SUFFIX_TRIES):
+        end = int(ends[number])
+        if end > start:
+            branches = tokens[start:end], parents[start:end], counts[start:end]
+            found[number] = branches, float(totals[number]), int(lengths[number])
+        start = end
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """What followed the nearest states.
+
+    Attributes:
+        branches: as a tree, weighed by similarity.
+        weight: of all neighbours together, the nearest one 1.
+        similarity, margin: of the nearest one, and how much less the second's is.
+    """
+
+    branches: Branches
+    weight: float
+    similarity: float
+    margin: float
+
+
+def neighbours(
+    indexes: Sequence[DenseIndex], hidden: NDArray[np.float32], last: int, count: int, length: int
+) -> Near | None:
+    """What followed the states nearest to the last forwarded token's where the last token came next (DReSD, §3.5).
+
+    Args:
+        hidden: float32[d].
+        last: the token just picked.
+        count: neighbours fetched.
+        length: most tokens of a continuation.
+    """
+    sims: list[NDArray[np.float32]] = []
+    rows: list[NDArray[np.int64]] = []
+    for index in indexes:
+        similarity, positions = index.search(hidden, count)
+        right = index.starting_with(positions, last)
+        if len(right):
+            sims.append(similarity[right])
+            rows += [tokens[1:] for tokens in index.continuations(positions[right], length + 1)]
+    if not rows:
+        return None
+    every = np.concatenate(sims).astype(np.float64)
+    best = np.argsort(-every, kind="stable")
+    top = float(every[best[0]])
+    margin = top - float(every[best[1]]) if len(best) > 1 else 1.0
+    weights = np.exp(_STEEP * (every - top))
+    ends = np.cumsum([len(row) for row in rows])
+    if not ends[-1]:
+        return None
+    branches = _prefixes(np.concatenate(rows).astype(np.int32), ends, weights)
+    return Near(branches, float(weights.sum()), top, margin)
+
+
+@compiled
+def _prefixes(flat: Any, ends: Any, weights: Any) -> Any:
+    """The tree of some paths: tokens, parents, and the weight of all paths through each node."""
+    most = len(flat)
+    token, parent, mass = np.empty(most, np.int32), np.empty(most, np.int32), np.zeros(most)
+    child, sibling = np.full(most + 1, -1, np.int32), np.full(most, -1, np.int32)
+    count, start = 0, 0
+    for path in range(len(ends)):
+        node = -1
+        for at in range(start, ends[path]):
+            found, last = child[node + 1], -1
+            while found >= 0 and token[found] != flat[at]:
+                last, found = found, sibling[found]
+            if found < 0:
+                found = count
+                count += 1
+                token[found], parent[found] = flat[at], node
+                if last < 0:
+                    child[node + 1] = found
+                else:
+                    sibling[last] = found
+            mass[found] += weights[path]
+            node = found
+        start = ends[path]
+    return token[:count], parent[:count], mass[:count]
