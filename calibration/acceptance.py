@@ -20,7 +20,7 @@ from specds.errors import PromptError, UsageError
 from specds.jit import compiled
 
 LOOKED_AT = 24
-"""Nodes that growth goes through while nodes are collected; more than are verified, so that what is not is known, too."""
+"""Nodes that growth goes through while nodes are collected: more than are verified, which then are known, too."""
 
 _BINS = 20
 _SUREST = 0.985

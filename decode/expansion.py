@@ -68,12 +68,11 @@ FEATURES = (
     "dense margin",
     "model score",
     "agreement",
-    "likely parent",
 )
 """What a node's probability is made of. Depth counts from 1. Lead and entropy are those of the distribution that the
 last token was picked from, by its TOP likeliest tokens. Orders are numbers of last tokens by which the source knows the
 node's parent, or the node; shares are of the times that it did; -1: the source does not know the parent. Agreement is
-how many sources proposed the node; likely parent is the probability of the parent, its own parent accepted."""
+how many sources proposed the node."""
 (
     _DEPTH,
     _LEAD,
@@ -86,8 +85,7 @@ how many sources proposed the node; likely parent is the probability of the pare
     _DENSE,
     _MODEL,
     _AGREEMENT,
-    _PARENT,
-) = 0, 1, 2, 3, 8, 12, 17, 21, 23, 27, 28, 29
+) = 0, 1, 2, 3, 8, 12, 17, 21, 23, 27, 28
 
 TRIES = 5
 """Trees asked for once a step: the suffix index's by its longest match, by a shorter one and by one token, the dense
@@ -454,7 +452,6 @@ def _grow(
             orders = hash_tail(tail, length, hashes)
             blank[:] = -1.0
             blank[_DEPTH], blank[_LEAD], blank[_ENTROPY] = depth, lead, entropy
-            blank[_PARENT] = 1.0 if node < 0 else chance[node]
             here = pointers[room if node < 0 else node]
             found = 0
             if active >> CONTEXT & 1:

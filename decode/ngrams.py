@@ -61,7 +61,7 @@ def find_row(rows: Any, key: Any) -> Any:
 
 
 @compiled
-def _claim(rows: Any, key: Any, used: Any) -> int:
+def _claim(rows: Any, key: Any, used: Any) -> Any:
     """The row of a key, made if there is none."""
     place = find_row(rows, key)
     if place < 0:
