@@ -159,6 +159,7 @@ class Replay:
             if kind not in self._shared.warm:
                 self._shared.warm.add(kind)
                 self._one(drafting, short, {}, drafting.make_budget())
+                drafting.budget = drafting.make_budget()
 
     def _one(self, drafting: _Drafting, answer: Recorded, readings: dict[Taps, Reading], budget: Budget) -> Replayed:
         steps = tuple(

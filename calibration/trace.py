@@ -40,6 +40,8 @@ def trace_row(prompt: str, turn: int, drafter: str, step: Step) -> dict[str, Any
         "rescue_picked": [rescue.picked for rescue in step.rescues],
         "rescue_log_ratios": [rescue.log_ratio for rescue in step.rescues],
         "rescue_counts": [rescue.count for rescue in step.rescues],
+        "asked": list(step.asked),
+        "asked_seconds": list(step.asked.values()),
         "draft_seconds": step.draft_seconds,
         "forward_seconds": step.forward_seconds,
         "verify_seconds": step.verify_seconds,
@@ -161,6 +163,8 @@ def trace_schema() -> Any:
             ("rescue_picked", pa.list_(whole)),
             ("rescue_log_ratios", pa.list_(real)),
             ("rescue_counts", pa.list_(pa.int64())),
+            ("asked", pa.list_(pa.string())),
+            ("asked_seconds", pa.list_(real)),
             *((f"{part}_seconds", real) for part in ("draft", "forward", "verify", "commit")),
         ]
     )

@@ -30,8 +30,7 @@ def decode(
         typer.Option(
             "--drafter",
             "-d",
-            help="See `specds drafters` for the names. Default: dresd or rest, whichever index the "
-            "stores have; pld without a store.",
+            help="See `specds drafters` for the names. Default: auto, which takes all that the stores have.",
         ),
     ] = None,
     set_option: options.Set = None,
@@ -129,12 +128,12 @@ def decode(
         judging["table"] = str(table)
     if update_table and table is None:
         raise UsageError("--update-table is given without --table", "name the table that is to learn")
-    if draft_model is not None:
-        if drafter not in (None, "model"):
-            raise UsageError(f"--draft-model is given, and --drafter {drafter}", "--drafter model drafts with a model")
-        drafter = "model"
-    if drafter is not None:
-        parse_options(find(DRAFTERS, drafter, "drafter").Options, chosen, f"drafter {drafter}")
+    if draft_model is not None and drafter not in (None, "auto", "model"):
+        raise UsageError(
+            f"--draft-model is given, and --drafter {drafter}", "--drafter auto and model draft with a model"
+        )
+    drafter = drafter or "auto"
+    parse_options(find(DRAFTERS, drafter, "drafter").Options, chosen, f"drafter {drafter}")
     judge = find(VERIFIERS, verifier_name(verifier, sampling), "verifier")
     parse_options(judge.Options, judging, f"verifier {verifier}")
     rows = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
@@ -143,9 +142,6 @@ def decode(
         # Before the weights are loaded: a store of another tokenizer is refused at once.
         tokenizer = find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code)
         stores = options.open_stores(store, tokenizer, thorough=verify_store)
-    if drafter is None:
-        drafter = _default_drafter(stores)
-        parse_options(find(DRAFTERS, drafter, "drafter").Options, chosen, f"drafter {drafter}")
     first = next(rows, None)
     if first is None:
         raise InputError(f"no prompts in {', '.join(prompt_file)}", "one prompt a line, as JSON or as plain text")
@@ -253,21 +249,15 @@ class _Learned:
         self._prompts = self._tokens = 0
 
 
-def _default_drafter(stores: list[Store]) -> str:
-    """The drafter that the stores were built for: the one that accepts most where there is a choice."""
-    if not stores:
-        return "pld"
-    return "dresd" if all(store.manifest.dense for store in stores) else "rest"
-
-
 def _remark(note: Callable[[str], None], stores: list[Store], drafter: str, index: str | None) -> None:
     """What a user would want to be told about the stores before a long job."""
     if stores and index is None:
         note(f"note: drafter {drafter} looks nothing up; --store is not used")
-    for store in stores if index else []:
-        missing = store.manifest.uncovered(str(index))
-        if missing:
-            note(
-                f"note: {len(missing)} corpus files of {store.path} are not in its {index} index yet — "
-                f"`specds build-{index} {store.path}` takes them in"
-            )
+    for store in stores:
+        for kind, segments in store.manifest.indexes.items():
+            missing = store.manifest.uncovered(kind) if segments and kind in (index or "") else []
+            if missing:
+                note(
+                    f"note: {len(missing)} corpus files of {store.path} are not in its {kind} index yet — "
+                    f"`specds build-{kind} {store.path}` takes them in"
+                )

@@ -15,6 +15,7 @@ from specds.cli import (
     build_dense,
     build_suffix,
     calibrate_csd,
+    calibrate_drafts,
     choose_skip,
     compact,
     compare,
@@ -24,6 +25,7 @@ from specds.cli import (
     diff,
     drafters,
     evaluate,
+    explain,
     export,
     generate,
     ingest,
@@ -60,11 +62,13 @@ app.command("generate")(generate.generate)
 app.command("ingest")(ingest.ingest)
 app.command("build-suffix")(build_suffix.build_suffix)
 app.command("build-dense")(build_dense.build_dense)
+app.command("calibrate-drafts")(calibrate_drafts.calibrate_drafts)
 app.command("calibrate-csd")(calibrate_csd.calibrate_csd)
 app.add_typer(table.app)
 app.command("choose-skip")(choose_skip.choose_skip)
 app.command("decode")(decode.decode)
 app.command("drafters")(drafters.drafters)
+app.command("explain")(explain.explain)
 app.command("profile")(profile.profile)
 app.command("replay")(replay.replay)
 app.command("tune")(tune.tune)

@@ -15,11 +15,13 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from specds.calibration.evaluation import Evaluation
+    from specds.calibration.explanation import Explanation
     from specds.calibration.replay import Replayed, Summary
     from specds.calibration.tuning import Tuning
     from specds.datastore.corrections import Table as Corrections
     from specds.datastore.manifest import Segment, SourceCount
     from specds.datastore.store import Store
+    from specds.decode.acceptance import Acceptance
     from specds.decode.cost import CostCurve
     from specds.decode.counters import Counters
 
@@ -428,6 +430,73 @@ def evaluation_tables(name: str, found: Evaluation) -> None:
 
 def _has_speed(found: Evaluation) -> bool:
     return any(summary.speedup is not None for _, _, summary in found.predictions)
+
+
+def acceptance_record(path: str, found: Acceptance) -> dict[str, Any]:
+    """How right a calibration of drafts is, as JSON."""
+    measured = found.reliability
+    return {"path": path, **found.about, "reliability": None if measured is None else measured.record()}
+
+
+def acceptance_table(path: str, found: Acceptance, *, stderr: bool = False) -> None:
+    """How right a calibration of drafts is, for a person."""
+    out = screen(stderr=stderr)
+    about = found.about
+    of = f"{about.get('nodes', 0):,} candidates of {about.get('prompts', 0):,} prompts of {about.get('model', '?')}"
+    out.print(f"drafts     {escape(printable(path))}: {escape(printable(of))}")
+    measured = found.reliability
+    if measured is None:
+        out.print("           not measured on held-out prompts")
+        return
+    out.print(
+        f"           expected calibration error {measured.error:.3f} on held-out prompts; {measured.likely:.3f} of "
+        "candidates of probability 0.1 and more"
+    )
+    table = Table("probability", "candidates", "promised", "accepted", "", box=None, padding=(0, 2, 0, 11))
+    for place, count in enumerate(measured.counts):
+        if count:
+            low, high = measured.edges[place : place + 2]
+            share = measured.accepted[place]
+            table.add_row(
+                f"{low:.2f}–{high:.2f}",
+                f"{count:,}",
+                f"{measured.promised[place]:.3f}",
+                f"{share:.3f}",
+                "█" * round(20 * share),
+            )
+    out.print(table)
+
+
+def explanation_table(title: str, found: Explanation) -> None:
+    """What `specds explain` found. Goes to stdout: it is what was asked for."""
+    out = screen(stderr=False)
+    out.print(f"[bold]{escape(printable(title))}[/bold]  drafter {escape(printable(found.drafter))}")
+    steps = max(found.steps, 1)
+    out.print(
+        f"{found.tokens:,} tokens in {found.steps:,} passes: {found.tokens / steps:.2f} a pass, "
+        f"{found.drafted / steps:.1f} drafted, {found.accepted / max(found.drafted, 1):.0%} of these accepted"
+    )
+    faster = found.plain / found.seconds if found.seconds else 0.0
+    out.print(
+        f"{found.seconds:.2f} s, {found.drafting / max(found.seconds, 1e-9):.1%} of it drafting; about "
+        f"{found.plain:.2f} s without drafts ({faster:.2f}×); one more row takes {1e3 * found.row:.2f} ms"
+    )
+    table = Table(title="by source; a token can have several", title_justify="left")
+    table.add_column("source", overflow="fold")
+    for column in ("drafted", "accepted", "rate", "only it", "asking, ms", "without it, s", "slower"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found.sources:
+        table.add_row(
+            escape(printable(one.name)),
+            f"{one.drafted:,}",
+            f"{one.accepted:,}",
+            f"{one.accepted / one.drafted:.0%}" if one.drafted else "–",
+            f"{one.alone:,}",
+            "–" if one.seconds is None else f"{1e3 * one.seconds:.1f}",
+            f"{one.without:.2f}",
+            f"{one.without / found.seconds - 1:+.1%}" if found.seconds else "–",
+        )
+    out.print(table)
 
 
 def store_record(store: Store) -> dict[str, Any]:

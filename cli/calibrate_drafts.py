@@ -1,0 +1,103 @@
+"""specds calibrate-drafts: learn how probable it is that a token from each source is accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specds.cli import options
+
+
+def calibrate_drafts(
+    prompt_file: options.Prompts,
+    store: options.Stores = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write it here; default: beside the first --store.")
+    ] = None,
+    set_option: options.Set = None,
+    draft_model: options.DraftModel = None,
+    rows: Annotated[int, typer.Option(min=1, help="Draft tokens verified in a step while it watches.")] = 6,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    seed: options.Seed = 0,
+    model: options.Model = "smollm2-135m",
+    revision: options.Revision = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    runtime: options.Runtime = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
+    format: options.Format = None,
+    prompt_field: options.PromptField = "prompt",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
+) -> None:
+    """Decode prompts, and fit the probabilities by which `--drafter auto` chooses what to verify.
+
+    auto works without: probabilities come with specds. Those of your model, your store and your prompts are better. It
+    watches which candidates the model takes, fits a model to all but every fourth prompt, and says how right it is on
+    these. What is written lies beside the store as STORE.drafts.json; `decode` finds it there, for this model.
+
+    [dim]specds calibrate-drafts -p some.jsonl --store code.ds[/dim]
+    [dim]specds calibrate-drafts -p some.jsonl --out mine.json[/dim]
+    [dim]specds decode -p todo.jsonl --set calibration=mine.json > answers.jsonl[/dim]
+    """
+    import itertools
+
+    from specds.calibration.acceptance import LOOKED_AT, Collected, Nodes, collect, fit
+    from specds.cli.render import acceptance_table, bar, note
+    from specds.datastore.prompts import read_prompts
+    from specds.datastore.store import provenance
+    from specds.decode.acceptance import calibration_path
+    from specds.decode.engine import Engine
+    from specds.errors import UsageError
+    from specds.sampling import Sampling
+
+    if out is None and not store:
+        raise UsageError("neither --store nor --out is given", "beside which store, or where, is it to be written?")
+    path = out if out is not None else calibration_path((store or [Path()])[0])
+    chosen_options = options.settings(set_option or [])
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    prompts = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    engine = Engine(
+        language_model,
+        "auto",
+        chosen_options,
+        options.open_stores(store, language_model.tokenizer),
+        "auto",
+        sampling,
+        LOOKED_AT,
+        runtime,
+        draft_model=options.draft_model(draft_model, device, dtype, trust_remote_code),
+    )
+    with bar("watching", limit) as update:
+
+        def progress(state: Collected) -> None:
+            update(len(state.nodes), limit, -1.0)
+
+        state = collect(engine, prompts, max_new_tokens, rows=rows, progress=progress)
+    for name, error in state.failed:
+        note(f"prompt {name}: {error}")
+    if not state.nodes:
+        raise UsageError("no prompt could be answered", "see the errors above")
+    made = provenance()
+    about = {
+        "model": language_model.name,
+        "fingerprint": language_model.fingerprint,
+        "tokens": state.tokens,
+        "steps": state.steps,
+        "command": made.command,
+        "version": made.version,
+        "date": made.date,
+    }
+    found = fit(Nodes.join(state.nodes), about)
+    found.save(path)
+    if not quiet:
+        acceptance_table(str(path), found, stderr=True)
+    if state.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,70 @@
+"""specds explain: where the speed of a run came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specds.cli import options
+
+
+def explain(
+    trace: Annotated[Path, typer.Argument(help="What `specds decode --trace` wrote.")],
+    prompt_file: options.OptionalPrompts = None,
+    store: options.Stores = None,
+    cost: options.Cost = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    model: options.Model = "smollm2-135m",
+    revision: options.Revision = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    runtime: options.Runtime = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
+    format: options.Format = None,
+    prompt_field: options.PromptField = "prompt",
+) -> None:
+    """Show which sources proposed the tokens that were accepted, what each cost, and what the run would be without it.
+
+    From the trace alone it says what the passes that were made would have lost. With the prompts that were decoded (and
+    the stores) drafter auto is also replayed on the answers without each source in turn, and drafts what the others
+    know instead; that takes as long as decoding for each source.
+
+    [dim]specds decode -p some.jsonl -s code.ds --trace T.parquet > answers.jsonl && specds explain T.parquet[/dim]
+    [dim]specds explain T.parquet -p some.jsonl -s code.ds --cost cost.json[/dim]
+    """
+    import dataclasses
+    import json
+
+    from specds.calibration.explanation import explain as explained
+    from specds.cli.render import bar, explanation_table, replay_table
+
+    found = explained(str(trace))
+    summaries = []
+    if prompt_file:
+        from specds.calibration.replay import Replay, summarise
+        from specds.decode.method import parse_method
+
+        curve = options.cost_curve(cost)
+        language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+        turns = options.recorded(str(trace), prompt_file, language_model, format, prompt_field).turns
+        name = ":".join(["auto", *map(str, store or [])])
+        names = [one.name for one in found.sources if one.name != "model"]
+        methods = [parse_method(name), *(parse_method(f"{name}?without={one}") for one in names)]
+        budget = options.replay_budget(None, curve)
+        made = Replay(language_model, methods, budget=budget, curve=curve, runtime=runtime)
+        rows = []
+        with bar("replaying", len(turns)) as update:
+            for number, turn in enumerate(turns, 1):
+                rows += [dataclasses.replace(row, steps=()) for row in made.of(turn)]
+                update(number, None, -1.0)
+        summaries = summarise(rows)
+    if as_json:
+        record = dataclasses.asdict(found)
+        print(json.dumps({**record, **({"replayed": [one.row() for one in summaries]} if summaries else {})}))
+        return
+    explanation_table(str(trace), found)
+    if summaries:
+        replay_table("replayed without each source", summaries)
