@@ -184,7 +184,8 @@ def _parse(content: bytes) -> Acceptance:
 
 
 def _numbers(values: Any, name: str) -> Any:
-    if not isinstance(values, list) or not all(type(one) in (int, float) for one in values):
+    kinds = (int, float) if name == "threshold" else (int,)
+    if not isinstance(values, list) or not all(type(one) in kinds for one in values):
         raise ValueError(f"its {name} are no numbers")
     found = np.array(values, np.float64)
     if not np.isfinite(found).all() or (name != "threshold" and (np.abs(found) > _MOST_NODES).any()):
