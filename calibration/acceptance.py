@@ -46,7 +46,7 @@ class Nodes:
     @classmethod
     def join(cls, parts: Sequence[Nodes]) -> Nodes:
         """One behind the other; prompts of different parts are different."""
-        starts = np.cumsum([0, *(int(part.prompt.max(initial=-1)) + 1 for part in parts)])
+        starts = np.cumsum([0, *(int(part.prompt.max(initial=0)) + 1 for part in parts)])
         return cls(
             np.concatenate([part.features for part in parts]),
             np.concatenate([part.right for part in parts]),
@@ -161,7 +161,7 @@ def collect(
     if engine.drafter != "auto" or engine.budget is None:
         raise UsageError("calibrating drafts takes drafter auto with a fixed budget", f"--budget {LOOKED_AT}")
     state = Collected()
-    for number, row in enumerate(prompts):
+    for row in prompts:
         if isinstance(row, BadRow):
             state.failed.append((row.id, row.error))
             continue
@@ -179,11 +179,12 @@ def collect(
             continue
         finally:
             engine.wrap = None
-        for turn, one in zip(answer.turns, watched, strict=True):
-            features, right = judge(one.kept, [*turn.prompt, *turn.tokens])
-            state.nodes.append(Nodes(features, right, np.full(len(right), number, np.int32)))
-            state.tokens += len(turn.tokens)
-            state.steps += len(turn.steps)
+        turns = [judge(one.kept, [*turn.prompt, *turn.tokens]) for turn, one in zip(answer.turns, watched, strict=True)]
+        right = np.concatenate([outcomes for _, outcomes in turns])
+        features = np.concatenate([rows for rows, _ in turns])
+        state.nodes.append(Nodes(features, right, np.zeros(len(right), np.int32)))
+        state.tokens += answer.counters.tokens
+        state.steps += answer.counters.steps
         progress(state)
     return state
 

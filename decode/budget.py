@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from specds.decode.contracts import Step
 from specds.decode.cost import CostCurve
 from specds.decode.draft import Draft
+from specds.decode.feedback import Worth
 from specds.jit import compiled
 
 _MEMORY = 0.98
@@ -22,7 +23,9 @@ _CONTEXT_STEP = 64
 class Budget(Protocol):
     """Cuts drafts to size; holds the state of one request stream."""
 
-    most: int
+    @property
+    def most(self) -> int:
+        """Most nodes of the next draft."""
 
     def fit(self, draft: Draft, context: int) -> Draft:
         """The part of a draft that is worth verifying behind `context` committed tokens."""
@@ -51,16 +54,23 @@ class Auto:
     A node's chance is its draft's score, times what scores of its depth turned out to be worth: accepted nodes
     over summed scores, among nodes whose parent was accepted, over the last hundred steps or so. With the likeliest
     b nodes a step gives 1 + Σ p tokens in expectation and takes T(1 + b); nothing is drafted where nothing pays.
-    What is not tried is forgotten slowly, so that it is tried again now and then.
+    What is not tried is forgotten slowly, so that it is tried again now and then. A drafter that takes long is asked
+    as far as what it saves is worth more seconds than asking takes.
     """
 
     def __init__(self, curve: CostCurve, most: int | None = None) -> None:
         self._curve = curve
-        self.most = min(most or curve.rows[-1], curve.rows[-1] - 1)
+        self._most = min(most or curve.rows[-1], curve.rows[-1] - 1)
+        self._worth, self._asked = Worth(), True
         self._accepted = np.zeros(_DEPTHS)
         self._promised = np.zeros(_DEPTHS)
         self._context = -1
         self._cost = np.zeros(1)
+
+    @property
+    def most(self) -> int:
+        """Most nodes of the next draft; 0 where asking for one takes longer than it saves."""
+        return self._most if self._asked else 0
 
     def worth(self) -> NDArray[np.float64]:
         """float64[depths]: by depth from 1, the factor on a draft's scores.
@@ -77,7 +87,7 @@ class Auto:
         if self._context < 0 or abs(context - self._context) > _CONTEXT_STEP:
             self._context, self._cost = context, self._curve.at(context)
         kept: NDArray[np.int64] = _paying(
-            draft.parents, draft.score, self._accepted, self._promised, self._cost, self.most
+            draft.parents, draft.score, self._accepted, self._promised, self._cost, self._most
         )
         return draft.keep(kept)
 
@@ -86,9 +96,24 @@ class Auto:
         self._accepted *= _MEMORY
         self._promised *= _MEMORY
         draft = step.draft
+        self._weigh(step)
         if len(draft):
             path = np.array(step.path, np.int64)
             _learn(draft.parents, draft.score, path, self._accepted, self._promised)
+
+    def _weigh(self, step: Step) -> None:
+        """Whether the next draft is to be asked for."""
+        if self._context < 0:
+            return
+        plain = float(self._cost[1])
+        if self._asked:
+            rows = float(self._cost[min(1 + len(step.draft), len(self._cost) - 1)]) - plain
+            self._worth.observe(0, step.accepted * plain - rows, step.draft_seconds)
+        self._asked = self._worth.cost < _CHEAP * plain or self._worth.asks(0)
+
+
+# Drafting that takes less than this share of a plain step is not weighed.
+_CHEAP = 0.02
 
 
 @compiled

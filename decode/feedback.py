@@ -157,7 +157,8 @@ class Worth:
     def __init__(self) -> None:
         kinds = len(self.EDGES) + 1
         self._gain, self._seen = np.zeros(kinds), np.zeros(kinds, np.int64)
-        self._cost = 0.0
+        self.cost = 0.0
+        """Seconds that asking takes, lately."""
         self._waited, self._pause = np.zeros(kinds, np.int64), np.full(kinds, _SHORTEST)
 
     def kind(self, expected: float) -> int:
@@ -166,7 +167,7 @@ class Worth:
 
     def asks(self, kind: int) -> bool:
         """Whether to ask now."""
-        if self._seen[kind] < _TRIALS or self._gain[kind] > self._cost:
+        if self._seen[kind] < _TRIALS or self._gain[kind] > self.cost:
             return True
         self._waited[kind] += 1
         if self._waited[kind] < self._pause[kind]:
@@ -178,10 +179,10 @@ class Worth:
     def observe(self, kind: int, gain: float, seconds: float) -> None:
         """What came of asking: seconds won, and seconds it took."""
         # A pause of the machine is not the source's.
-        self._cost += 0.1 * (min(seconds, 4 * self._cost) - self._cost) if self._cost else seconds
+        self.cost += 0.1 * (min(seconds, 4 * self.cost) - self.cost) if self.cost else seconds
         self._seen[kind] += 1
         self._gain[kind] += max(1.0 / self._seen[kind], _RATE) * (gain - self._gain[kind])
-        if self._gain[kind] > self._cost:
+        if self._gain[kind] > self.cost:
             self._pause[kind] = _SHORTEST
 
 

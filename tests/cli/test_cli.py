@@ -25,6 +25,7 @@ COMMANDS = (
     "ingest",
     "build-suffix",
     "build-dense",
+    "calibrate-drafts",
     "calibrate-csd",
     "choose-skip",
     "table",
@@ -34,6 +35,7 @@ COMMANDS = (
     "replay",
     "tune",
     "evaluate",
+    "explain",
     "bench",
     "compare",
     "inspect",
@@ -177,7 +179,7 @@ def test_several_files_and_a_limit(run_cli: Run, prompts: Path, tmp_path: Path, 
     assert [record["id"] for record in result.records] == ["p0", "p1", "p2", "p3", "p4", "5"]
 
 
-def test_the_drafter_follows_from_the_stores(
+def test_the_drafter_is_auto_with_any_stores(
     run_cli: Run, prompts: Path, stocked: dict[str, Path], tmp_path: Path, tiny_options: list[object]
 ) -> None:
     def drafter(*arguments: object) -> tuple[str, str]:
@@ -188,10 +190,10 @@ def test_the_drafter_follows_from_the_stores(
     sparse = tmp_path / "sparse.ds"
     assert run_cli("ingest", prompts, "--text-field", "prompt", "-s", sparse, *tiny_options[:2]).code == 0
     assert run_cli("build-suffix", sparse).code == 0
-    assert drafter()[0] == "pld"
-    assert drafter("-s", stocked["faiss"])[0] == "dresd"
-    assert drafter("-s", sparse)[0] == "rest"
-    assert drafter("-s", sparse, "-s", stocked["faiss"])[0] == "rest"
+    for stores in ([], ["-s", stocked["faiss"]], ["-s", sparse], ["-s", sparse, "-s", stocked["faiss"]]):
+        name, notes = drafter(*stores)
+        assert name == "auto"
+        assert "note" not in notes
     assert "--store is not used" in drafter("-s", sparse, "-d", "pld")[1]
     assert "are not in" not in drafter("-s", sparse)[1]
     (tmp_path / "more.txt").write_text("w5 w6 w7\n")
