@@ -181,7 +181,7 @@ def collect(
             engine.wrap = None
         turns = [judge(one.kept, [*turn.prompt, *turn.tokens]) for turn, one in zip(answer.turns, watched, strict=True)]
         right = np.concatenate([outcomes for _, outcomes in turns])
-        features = np.concatenate([rows for rows, _ in turns])
+        features = np.concatenate([seen for seen, _ in turns])
         state.nodes.append(Nodes(features, right, np.zeros(len(right), np.int32)))
         state.tokens += answer.counters.tokens
         state.steps += answer.counters.steps

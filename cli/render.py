@@ -443,16 +443,17 @@ def acceptance_table(path: str, found: Acceptance, *, stderr: bool = False) -> N
     out = screen(stderr=stderr)
     about = found.about
     of = f"{about.get('nodes', 0):,} candidates of {about.get('prompts', 0):,} prompts of {about.get('model', '?')}"
-    out.print(f"drafts     {escape(printable(path))}: {escape(printable(of))}")
+    out.print(f"drafts     {escape(printable(path))}: {escape(printable(of))}", soft_wrap=True)
     measured = found.reliability
     if measured is None:
         out.print("           not measured on held-out prompts")
         return
     out.print(
         f"           expected calibration error {measured.error:.3f} on held-out prompts; {measured.likely:.3f} of "
-        "candidates of probability 0.1 and more"
+        "candidates of probability 0.1 and more",
+        soft_wrap=True,
     )
-    table = Table("probability", "candidates", "promised", "accepted", "", box=None, padding=(0, 2, 0, 11))
+    table = Table("probability", "candidates", "promised", "accepted", "", box=None, padding=(0, 2, 0, 2))
     for place, count in enumerate(measured.counts):
         if count:
             low, high = measured.edges[place : place + 2]

@@ -34,8 +34,8 @@ def replay(
 
     The table says for each method what decoding with it would have counted: MAT and acceptance are exact for answers
     of a lossless run and a fixed --budget. pld, rest and others that look at tokens only need no model; those that
-    look at hidden states or likely tokens run it once over each answer; recycling (also as the fallback of sam and
-    respec) runs it at every step, as decoding does. With --cost the table predicts speed, too.
+    look at hidden states or likely tokens run it once over each answer; auto and recycling (also as the fallback of sam
+    and respec) run it at every step, as decoding does. With --cost the table predicts speed, too.
 
     [dim]specds decode -p some.jsonl -d none --output plain.jsonl[/dim]
     [dim]specds replay --answers plain.jsonl -p some.jsonl --methods pld,rest:code.ds,dresd:code.ds --budget 16[/dim]

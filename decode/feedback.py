@@ -13,7 +13,7 @@ from specds.jit import compiled
 # How much of what was learned is left after a step: of a request, and of all requests.
 _REQUEST, _PROCESS = 0.97, 0.997
 # How much must be learned before a correction counts half: of a request, and of all requests.
-_SLOW = np.array([1.0, 4.0])
+_SLOW, _ALL_SLOW = 1.0, 4.0
 _LOWEST, _HIGHEST = -6.0, 1.5
 
 
@@ -28,13 +28,16 @@ def _learn(
     known: Any,
     all_offsets: Any,
     all_known: Any,
-    slow: Any,
 ) -> None:
     """Judge every node whose parent was committed, whether it was verified or not.
 
     A source's offset is a weight of a logistic model whose input is its share in a node: this is a step of Newton's
     method on its own, with what `known` sums up, Σ p (1 - p), as the curvature.
     """
+    for bit in range(offsets.shape[0]):
+        for bucket in range(offsets.shape[1]):
+            known[bit, bucket] *= _REQUEST
+            all_known[bit, bucket] *= _PROCESS
     node, at, start = -1, 0, 0
     depth = 1
     while at < len(committed):
@@ -60,8 +63,10 @@ def _learn(
                 if mask[child] >> bit & 1:
                     known[bit, bucket] += share * spread
                     all_known[bit, bucket] += share * spread
-                    offsets[bit, bucket] += share * missed / (slow[0] + known[bit, bucket])
-                    all_offsets[bit, bucket] += share * missed / (slow[1] + all_known[bit, bucket])
+                    moved = offsets[bit, bucket] + share * missed / (_SLOW + known[bit, bucket])
+                    offsets[bit, bucket] = min(max(moved, _LOWEST), _HIGHEST)
+                    moved = all_offsets[bit, bucket] + share * missed / (_ALL_SLOW + all_known[bit, bucket])
+                    all_offsets[bit, bucket] = min(max(moved, _LOWEST), _HIGHEST)
         if following < 0:
             break
         node, start = following, following + 1
@@ -98,8 +103,6 @@ class Feedback:
             grown: what was looked at.
             committed: int64[m], what came of it.
         """
-        self._known *= _REQUEST
-        self._all_known *= _PROCESS
         _learn(
             grown.tokens,
             grown.parents,
@@ -110,10 +113,7 @@ class Feedback:
             self._known,
             self._all,
             self._all_known,
-            _SLOW,
         )
-        np.clip(self.offsets, _LOWEST, _HIGHEST, out=self.offsets)
-        np.clip(self._all, _LOWEST, _HIGHEST, out=self._all)
 
 
 @compiled

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +42,15 @@ from specds.decode.ngrams import REACH, Followers, Rows
 from specds.decode.registry import option
 from specds.decode.stream import Stream
 from specds.errors import UsageError
+from specds.jit import compiled
 
 _SESSION_CONTEXTS = 1 << 19
 # A source of which the offset at depth 1 is below this is asked now and then only.
 _MUTED, _EVERY = -2.5, 16
 _CONTEXT_STEP = 64
+# Nodes that are less likely to be accepted are not gone into.
+_FLOOR = 0.004
+_SURE = 30.0
 _EMPTY = np.empty(0, np.int32)
 _NO_GAPS = np.empty(0, np.float32)
 
@@ -105,7 +109,6 @@ class Auto:
 
     def _begin(self, prompt: Sequence[int]) -> None:
         self._context = Context(prompt)
-        self._prompt = len(prompt)
         self._followers = Followers()
         self._rows = self._stream.rows if self._options.session else Rows()
         self._followers.extend(self._context.tokens, min(1, len(prompt)))
@@ -116,6 +119,8 @@ class Auto:
         self._trials: list[tuple[int, int, Grown, Grown, float]] = []
         self._tops: list[tuple[int, int]] = []
         self._steps = 0
+        self._observing = 0.0
+        self._nearness = 0.0, 0.0
         self._cost, self._cost_at = np.ones(self._stream.most + 2), -1
         if not self._learning:
             self._feedback = Feedback()
@@ -150,13 +155,8 @@ class Auto:
 
     def _look(self, ids: NDArray[np.int32], gaps: NDArray[np.float32], picked: int) -> None:
         """What the distribution that the last token was picked from says beside it."""
-        real = ids >= 0
-        weights = np.exp(-gaps[real])
-        weights /= weights.sum()
-        entropy = float(-(weights * np.log(np.maximum(weights, 1e-9))).sum())
-        self._sureness = float(min(gaps[1], 30.0)) if len(gaps) > 1 else 30.0, entropy
-        others = real & (ids != picked)
-        self._guesses = np.ascontiguousarray(ids[others]), np.ascontiguousarray(gaps[others])
+        others, further, lead, entropy = _beside(ids, gaps, picked)
+        self._guesses, self._sureness = (others, further), (lead, entropy)
 
     def _remember(self, length: int, index: int) -> None:
         """Earlier answers: the stream's table takes in each token as it is committed."""
@@ -203,8 +203,6 @@ class Auto:
             self._stream.drafting += 0.05 * (min(spent, 0.005) - self._stream.drafting)
         return _draft(grown)
 
-    _observing = 0.0
-
     def _costs(self, most: int) -> NDArray[np.float64]:
         """float64[most + 2]: seconds of a step over n rows, drafting included; 1 each where nothing is weighed."""
         context = len(self._context.tokens)
@@ -232,10 +230,8 @@ class Auto:
             active,
             cost,
             most,
-            _FLOOR if self._learning else _FIXED_FLOOR,
+            _FLOOR,
         )
-
-    _nearness = 0.0, 0.0
 
     def _suffix_trees(self) -> dict[int, tuple[Branches, float, int]]:
         """The trees of the store that has served best so far, of those the one with the longest match."""
@@ -287,8 +283,24 @@ class Auto:
             self._credit[number] += 0.1 * (float(token == committed[0]) - self._credit[number])
 
 
-# Nodes less likely than this are not gone into: where drafts are weighed, and where a budget is to be filled.
-_FLOOR, _FIXED_FLOOR = 0.02, 0.004
+@compiled
+def _beside(ids: Any, gaps: Any, picked: int) -> Any:
+    """The likeliest tokens but the one that was picked, their gaps, and lead and entropy of them all."""
+    others, further = np.empty(len(ids), np.int32), np.empty(len(ids), np.float32)
+    count, mass, weighted, lead = 0, 0.0, 0.0, _SURE
+    for rank in range(len(ids)):
+        if ids[rank] < 0:
+            break
+        if rank == 1:
+            lead = min(float(gaps[rank]), _SURE)
+        weight = np.exp(-float(gaps[rank]))
+        mass += weight
+        weighted += weight * float(gaps[rank])
+        if ids[rank] != picked:
+            others[count], further[count] = ids[rank], gaps[rank]
+            count += 1
+    # Σ w (log Σ w + gap) / Σ w
+    return others[:count], further[:count], lead, np.log(mass) + weighted / mass
 
 
 def sources_of(text: str) -> set[int]:

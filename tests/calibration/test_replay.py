@@ -96,7 +96,7 @@ def test_a_replay_is_what_decoding_was(
             accepted += row.counters.accepted
     assert accepted > 20
     assert {name for name, passes in made.passes.items() if passes == NONE} == {"none", "pld", "rest"}
-    assert {name for name, passes in made.passes.items() if passes == STEP} == {"recycling", "sam", "respec"}
+    assert {name for name, passes in made.passes.items() if passes == STEP} == {"auto", "recycling", "sam", "respec"}
 
 
 def test_layers_apart_are_not_confused(model: LanguageModel, filled: Store, prompts: list[list[int]]) -> None:

@@ -418,9 +418,9 @@ def test_drafters_lists_every_name_and_option(run_cli: Run) -> None:
 def test_options_of_a_drafter_are_taken(run_cli: Run, prompts: Path, tiny_options: list[object]) -> None:
     found = load(DRAFTERS, "pld", "drafter")
     option, default, _ = describe_options(found.Options)[0]
-    assert run_cli("decode", "-p", prompts, "-q", "--set", f"{option}={default}", *tiny_options).code == 0
+    assert run_cli("decode", "-p", prompts, "-d", "pld", "-q", "--set", f"{option}={default}", *tiny_options).code == 0
     dashed = option.replace("_", "-")
-    assert run_cli("decode", "-p", prompts, "-q", "--set", f"{dashed}={default}", *tiny_options).code == 0
+    assert run_cli("decode", "-p", prompts, "-d", "pld", "-q", "--set", f"{dashed}={default}", *tiny_options).code == 0
 
 
 def test_from_prompts_to_answers(
