@@ -208,7 +208,7 @@ class _Drafting:
     ) -> None:
         self.method = method
         self._class = load(DRAFTERS, method.drafter, "drafter")
-        if getattr(self._class, "takes_model", False):
+        if getattr(self._class, "takes_model", False) or method.draft_model is not None:
             raise UsageError(
                 f"{method.name} drafts with a model, and replaying that is as long as decoding",
                 "measure it with decode",

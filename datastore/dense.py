@@ -149,10 +149,14 @@ class DenseIndex:
 
     def continuations(self, positions: NDArray[np.int64], length: int) -> list[NDArray[np.int64]]:
         """Up to `length` tokens from each position on, cut at the document's end."""
-        block = self._tokens(positions[:, None] + np.arange(length))
+        block = self.following(positions, length)
         ended = block < 0
         ends = np.where(ended.any(axis=1), ended.argmax(axis=1), length)
         return [row[:end] for row, end in zip(block, ends, strict=True)]
+
+    def following(self, positions: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """int64[n, length]: the tokens from each position on; -1 where its document ends, and behind that others'."""
+        return self._tokens(positions[:, None] + np.arange(length))
 
     def _tokens(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         """The tokens at these places; -1 where a document ends, or behind everything."""

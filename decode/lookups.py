@@ -103,49 +103,53 @@ def neighbours(
         length: most tokens of a continuation.
     """
     sims: list[NDArray[np.float32]] = []
-    rows: list[NDArray[np.int64]] = []
+    blocks: list[NDArray[np.int64]] = []
     for index in indexes:
         similarity, positions = index.search(hidden, count)
         right = index.starting_with(positions, last)
         if len(right):
             sims.append(similarity[right])
-            rows += [tokens[1:] for tokens in index.continuations(positions[right], length + 1)]
-    if not rows:
+            blocks.append(index.following(positions[right] + 1, length))
+    if not blocks:
         return None
-    every = np.concatenate(sims).astype(np.float64)
-    best = np.argsort(-every, kind="stable")
-    top = float(every[best[0]])
-    margin = top - float(every[best[1]]) if len(best) > 1 else 1.0
-    weights = np.exp(_STEEP * (every - top))
-    ends = np.cumsum([len(row) for row in rows])
-    if not ends[-1]:
-        return None
-    branches = _prefixes(np.concatenate(rows).astype(np.int32), ends, weights)
-    return Near(branches, float(weights.sum()), top, margin)
+    tokens, parents, mass, total, top, margin = _prefixes(np.concatenate(blocks), np.concatenate(sims))
+    return Near((tokens, parents, mass), total, top, margin) if len(tokens) else None
 
 
 @compiled
-def _prefixes(flat: Any, ends: Any, weights: Any) -> Any:
-    """The tree of some paths: tokens, parents, and the weight of all paths through each node."""
-    most = len(flat)
+def _prefixes(block: Any, similarity: Any) -> Any:
+    """The tree of some paths, each up to its first -1: tokens, parents, and the weight of all paths through each node.
+
+    Also the weight of all paths, the best similarity, and how much less the second one is.
+    """
+    top, second = -np.inf, -np.inf
+    for one in similarity:
+        if one > top:
+            top, second = one, top
+        elif one > second:
+            second = one
+    most = block.size
     token, parent, mass = np.empty(most, np.int32), np.empty(most, np.int32), np.zeros(most)
     child, sibling = np.full(most + 1, -1, np.int32), np.full(most, -1, np.int32)
-    count, start = 0, 0
-    for path in range(len(ends)):
+    count, total = 0, 0.0
+    for path in range(len(block)):
+        weight = np.exp(_STEEP * (float(similarity[path]) - top))
+        total += weight
         node = -1
-        for at in range(start, ends[path]):
+        for at in range(block.shape[1]):
+            if block[path, at] < 0:
+                break
             found, last = child[node + 1], -1
-            while found >= 0 and token[found] != flat[at]:
+            while found >= 0 and token[found] != block[path, at]:
                 last, found = found, sibling[found]
             if found < 0:
                 found = count
                 count += 1
-                token[found], parent[found] = flat[at], node
+                token[found], parent[found] = block[path, at], node
                 if last < 0:
                     child[node + 1] = found
                 else:
                     sibling[last] = found
-            mass[found] += weights[path]
+            mass[found] += weight
             node = found
-        start = ends[path]
-    return token[:count], parent[:count], mass[:count]
+    return token[:count], parent[:count], mass[:count], total, float(top), float(top - max(second, -1.0))

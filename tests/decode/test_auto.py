@@ -35,7 +35,7 @@ from specds.decode.expansion import (
     no_tries,
 )
 from specds.decode.feedback import Feedback, Worth, reached
-from specds.decode.lookups import suffix_trees
+from specds.decode.lookups import _prefixes, suffix_trees
 from specds.decode.ngrams import (
     COUNTS,
     ORDERS,
@@ -425,3 +425,30 @@ def test_a_draft_model_is_a_source_like_others() -> None:
         steps = list(engine.steps(PROMPT, 30))
         assert [token for step in steps for token in step.tokens] == plain
         assert any("model" in step.asked for step in steps)
+
+
+@given(st.integers(0, 1 << 30))
+@settings(max_examples=30, deadline=None)
+def test_neighbours_become_one_tree_weighed_by_similarity(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    block = random.integers(-1, 3, (int(random.integers(1, 9)), 4))
+    similarity = np.sort(random.random(len(block)).astype(np.float32))[::-1].copy()
+    tokens, parents, mass, total, top, margin = _prefixes(block, similarity)
+    weights = np.exp(12.0 * (similarity.astype(np.float64) - similarity[0]))
+    expected: Counter[tuple[int, ...]] = Counter()
+    for row, weight in zip(block.tolist(), weights.tolist(), strict=True):
+        path = row[: row.index(-1)] if -1 in row else row
+        for end in range(1, len(path) + 1):
+            expected[tuple(path[:end])] += weight
+    found = {}
+    for node in range(len(tokens)):
+        path, at = [], node
+        while at >= 0:
+            path.append(int(tokens[at]))
+            at = parents[at]
+        found[tuple(path[::-1])] = mass[node]
+    assert found.keys() == expected.keys()
+    assert all(found[path] == pytest.approx(expected[path]) for path in found)
+    assert total == pytest.approx(weights.sum())
+    assert top == similarity[0]
+    assert margin == pytest.approx(similarity[0] - (similarity[1] if len(block) > 1 else -1.0))
