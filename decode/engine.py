@@ -148,6 +148,10 @@ class Engine:
             self._drafting = self._make_draft_model(runtime)
             self._indexes = [*self._indexes, self._drafting]
         self._budget = self._make_budget(runtime)
+        if getattr(self._class, "weighs", False):
+            own = [index for index in self._indexes if index is not self._drafting]
+            stream = Stream(self._stream.curve) if self._stream is not None else None
+            self._class(self._options, own, stream, self._acceptance).warm_up()
 
     def _make_draft_model(self, runtime: str) -> DraftModel:
         speaker: Speaker
