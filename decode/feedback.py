@@ -154,7 +154,12 @@ class Worth:
     EDGES = (1.25, 1.7, 2.5)
     """Expected tokens that tell the kinds of steps apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, trials: int = 8, longest: int = 256) -> None:
+        """Args:
+        trials: times that it is asked in each kind of step before anything is concluded.
+        longest: most steps of a kind between two times that a source which does not pay is asked.
+        """
+        self._trials, self._longest = trials, longest
         kinds = len(self.EDGES) + 1
         self._gain, self._seen = np.zeros(kinds), np.zeros(kinds, np.int64)
         self.cost = 0.0
@@ -167,13 +172,13 @@ class Worth:
 
     def asks(self, kind: int) -> bool:
         """Whether to ask now."""
-        if self._seen[kind] < _TRIALS or self._gain[kind] > self.cost:
+        if self._seen[kind] < self._trials or self._gain[kind] > self.cost:
             return True
         self._waited[kind] += 1
         if self._waited[kind] < self._pause[kind]:
             return False
         self._waited[kind] = 0
-        self._pause[kind] = min(2 * self._pause[kind], _LONGEST)
+        self._pause[kind] = min(2 * self._pause[kind], self._longest)
         return True
 
     def observe(self, kind: int, gain: float, seconds: float) -> None:
@@ -186,7 +191,7 @@ class Worth:
             self._pause[kind] = _SHORTEST
 
 
-# Times that a source is asked in each kind of step before anything is concluded, and how fast its gain is forgotten.
-_TRIALS, _RATE = 8, 0.03
-# Steps of a kind between two times that a source which does not pay is asked.
-_SHORTEST, _LONGEST = 8, 256
+# How fast a gain is forgotten.
+_RATE = 0.03
+# Steps between two times that a source which does not pay any more is asked, at first.
+_SHORTEST = 8

@@ -25,6 +25,7 @@ class Stream:
         self.most = min(limit if most is None else most, limit)
         self.feedback = Feedback()
         self.worth = {DENSE: Worth(), MODEL: Worth()}
+        self.drafts = Worth(trials=32, longest=32)
         self.session, self.rows = Followers(), Rows()
         self.drafting = 0.0
         """Seconds that drafting takes a step, lately."""

@@ -47,6 +47,8 @@ from specds.jit import compiled
 _SESSION_CONTEXTS = 1 << 19
 # A source of which the offset at depth 1 is below this is asked now and then only.
 _MUTED, _EVERY = -2.5, 16
+# Drafting that takes less than this share of a plain step is always done.
+_CHEAP = 0.02
 _CONTEXT_STEP = 64
 # Nodes that are less likely to be accepted are not gone into.
 _FLOOR = 0.004
@@ -119,6 +121,7 @@ class Auto:
         self._trials: list[tuple[int, int, Grown, Grown, float]] = []
         self._tops: list[tuple[int, int]] = []
         self._steps = 0
+        self._counted = len(prompt)
         self._observing = 0.0
         self._nearness = 0.0, 0.0
         self._cost, self._cost_at = np.ones(self._stream.most + 2), -1
@@ -148,18 +151,18 @@ class Auto:
         """Learn from the pass, and from what became of the draft."""
         began = perf_counter()
         committed = np.array(step.tokens, np.int64)
-        if self.grown is not None:
-            self._feedback.observe(self.grown, committed)
-            self._judge(committed)
-        self.grown = None
+        grown, self.grown = self.grown, None
+        if grown is not None:
+            self._feedback.observe(grown, committed)
+            self._judge(grown, committed)
         ids, gaps = step.signals[Signal.TREE_TOPK], step.signals[Signal.TREE_GAPS]
         draft = step.draft
-        self._rows.keep(self._context.tokens, draft.tokens, draft.parents, ids, gaps)
+        if grown is not None or not self._steps:
+            self._rows.keep(self._context.tokens, draft.tokens, draft.parents, ids, gaps)
         row = 0 if len(step.tokens) == 1 else step.path[len(step.tokens) - 2] + 1
         self._look(ids[row], gaps[row], step.tokens[-1])
         length = len(self._context.tokens)
         self._context.extend(step.tokens)
-        self._followers.extend(self._context.tokens, length)
         if self._options.session:
             self._remember(length, step.index)
         if self._dense:
@@ -189,6 +192,11 @@ class Auto:
         if most < 1:
             return empty()
         cost = self._costs(most)
+        dear = self._learning and self._stream.drafting > _CHEAP * cost[1]
+        if dear and not self._stream.drafts.asks(0):
+            return empty()
+        self._followers.extend(self._context.tokens, self._counted)
+        self._counted = len(self._context.tokens)
         trees = self._suffix_trees()
         suffix = perf_counter()
         grown = self._grow(trees, cost, most)
@@ -285,8 +293,11 @@ class Auto:
         branches = np.array(tokens, np.int32), chain, np.array(scores, np.float64)
         return {SUFFIX_TRIES + 1: (branches, 1.0, 0)}
 
-    def _judge(self, committed: NDArray[np.int64]) -> None:
-        """What asking the sources that take long was worth, and which store was right."""
+    def _judge(self, grown: Grown, committed: NDArray[np.int64]) -> None:
+        """What drafting was worth, what asking the sources that take long was, and which store was right."""
+        if self._learning:
+            saved = reached(grown, committed) * self._cost[1] - (self._cost[1 + grown.chosen] - self._cost[1])
+            self._stream.drafts.observe(0, float(saved), self._stream.drafting)
         for source, kind, better, before, seconds in self._trials:
             tokens = reached(better, committed) - reached(before, committed)
             cost = self._cost

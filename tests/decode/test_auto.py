@@ -452,3 +452,17 @@ def test_neighbours_become_one_tree_weighed_by_similarity(seed: int) -> None:
     assert total == pytest.approx(weights.sum())
     assert top == similarity[0]
     assert margin == pytest.approx(similarity[0] - (similarity[1] if len(block) > 1 else -1.0))
+
+
+def test_where_a_pass_takes_less_than_drafting_nothing_is_drafted() -> None:
+    curve = CostCurve((1, 65), (100,), np.array([[1e-7, 7e-7]]))
+    random = np.random.default_rng(6)
+    text = [int(token) for token in random.integers(0, 50, 30)] * 30
+    text[2::4] = [int(token) for token in random.integers(0, 50, len(text[2::4]))]
+    asked = []
+    for prices in (FAIR, curve):
+        drafter = Auto(Auto.Options(), [], Stream(prices))
+        found = Simulation(drafter, text, 30).run()
+        asked.append(sum(len(draft) > 0 for draft, _ in found) / len(found))
+    assert asked[0] > 0.5
+    assert asked[1] < 0.25
