@@ -4,7 +4,8 @@
 
 Decodes with the lossy verifier. Before it judges a step, every second time, the strict one judges the same draft, so
 that each of them meets the caches as the pass over the model left them in half of the steps: only these are timed. The
-difference holds all that the lossy verifier does more: its look-ups, and the rows behind what it let pass.
+difference holds all that the lossy verifier does more: its look-ups, and the rows behind what it let pass. Steps in
+which nothing was let pass, where both judge the same rows, are shown besides.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ from specds.sampling import Noise, Sampling
 
 @dataclass(slots=True)
 class Both:
-    """A lossy verifier; the strict one sees its drafts too, and in turns the first of them is timed."""
+    """A lossy verifier; the strict one sees its drafts too, and in turns the first of them is timed.
+
+    Attributes:
+        times: of the strict and of the lossy one, (seconds, whether the lossy one let something pass).
+    """
 
     lossy: Verifier
     strict: Verifier
     lossless: bool = False
-    seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    times: tuple[list[tuple[float, bool]], list[tuple[float, bool]]] = field(default_factory=lambda: ([], []))
 
     def start(self, noise: Noise) -> None:
         self.lossy.start(noise)
@@ -44,11 +49,14 @@ class Both:
     def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
         if not len(draft):
             return self.lossy.verify(draft, logits, position)
-        strictly = len(self.seconds[0]) < len(self.seconds[1])
+        strictly = len(self.times[0]) < len(self.times[1])
         began = perf_counter()
         verdict = (self.strict if strictly else self.lossy).verify(draft, logits, position)
-        self.seconds[0 if strictly else 1].append(perf_counter() - began)
-        return self.lossy.verify(draft, logits, position) if strictly else verdict
+        seconds = perf_counter() - began
+        if strictly:
+            verdict = self.lossy.verify(draft, logits, position)
+        self.times[0 if strictly else 1].append((seconds, bool(verdict.rescues)))
+        return verdict
 
 
 def main() -> None:
@@ -79,14 +87,15 @@ def main() -> None:
     for prompt in itertools.islice(prompts, options.limit):
         steps += [step for turn in engine.answer(prompt, options.max_new_tokens).turns for step in turn.steps[1:]]
     elsewhere = [step.draft_seconds + step.forward_seconds + step.commit_seconds for step in steps]
-    strict, lossy = both.seconds
-    whole = mean(elsewhere) + mean(lossy)
+    strict, lossy = both.times
+    whole = mean(elsewhere) + mean(seconds for seconds, _ in lossy)
     print(f"{len(steps)} steps of {whole * 1e3:.2f} ms in the mean; microseconds of verifying, mean and median:")
-    for name, seconds in (("strict", strict), (options.verifier, lossy)):
-        print(
-            f"  {name}: {mean(seconds) * 1e6:.1f}, {median(seconds) * 1e6:.1f} ({mean(seconds) / whole:.3%} of a step)"
-        )
-    print(f"  more: {(mean(lossy) - mean(strict)) / whole:.3%} of a step")
+    for what, kept in (("all steps", (True, False)), ("nothing let pass", (False,))):
+        one, other = ([seconds for seconds, passed in times if passed in kept] for times in (strict, lossy))
+        for name, seconds in (("strict", one), (options.verifier, other)):
+            print(f"  {what}, {name}: {mean(seconds) * 1e6:.1f}, {median(seconds) * 1e6:.1f} ({len(seconds)} times)")
+        more = mean(other) - mean(one), median(other) - median(one)
+        print(f"  {what}, more: {more[0] / whole:.3%} of a step by means, {more[1] / whole:.3%} by medians")
 
 
 if __name__ == "__main__":

@@ -105,9 +105,15 @@ def numbers(logits: torch.Tensor) -> NDArray[np.float32]:
     Raises:
         ModelError: one of them is no number; any token that came of that would be arbitrary.
     """
-    row: NDArray[np.float32] = logits.detach().float().cpu().numpy()
+    row = unchecked(logits)
     if np.isnan(row.max()):
         raise ModelError("the model gives logits that are no numbers", "its weights are damaged, or overflow its dtype")
+    return row
+
+
+def unchecked(logits: torch.Tensor) -> NDArray[np.float32]:
+    """The same of a row that a token was picked from already; not read as a whole."""
+    row: NDArray[np.float32] = logits.detach().float().cpu().numpy()
     return row
 
 

@@ -17,7 +17,7 @@ from specds.decode.draft import Draft
 from specds.decode.registry import option
 from specds.decode.verifiers.rejection import Picking
 from specds.decode.verifiers.walk import below, follow
-from specds.sampling import Noise, Sampling, numbers
+from specds.sampling import Noise, Sampling, unchecked
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class Csd:
                     self.memory.add(key)
             if max(counts) < self._options.frequency:
                 return None  # mostly so; the row is not read for nothing
-            row = numbers(logits[node + 1])
+            row = unchecked(logits[node + 1])
             return best_child(draft, children, row, token, self._gate, counts, self._options.frequency)
 
         return follow(draft, self._picking.over(draft, logits, position), rescue)

@@ -17,7 +17,7 @@ from specds.decode.top import entropies
 from specds.decode.verifiers.csd import Csd
 from specds.decode.verifiers.walk import below, descend, follow, likeliest
 from specds.errors import UsageError
-from specds.sampling import Noise, Sampling, numbers
+from specds.sampling import Noise, Sampling, unchecked
 
 
 class Lossy:
@@ -119,7 +119,7 @@ class Fly:
             candidates = below(draft, node)
             if not candidates or float(entropies(logits, [node + 1])[0]) <= self._options.entropy * largest:
                 return None
-            row = numbers(logits[node + 1])
+            row = unchecked(logits[node + 1])
             following = {child: len(descend(children, child, own, 0)[0]) for child in candidates}
             best = max(candidates, key=lambda child: (following[child], float(draft.score[child]), -child))
             if following[best] < self._options.window:

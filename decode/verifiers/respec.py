@@ -13,7 +13,7 @@ from specds.decode.draft import Draft
 from specds.decode.registry import option
 from specds.decode.verifiers.walk import below, descend, follow, likeliest
 from specds.errors import UsageError
-from specds.sampling import Noise, Sampling, numbers
+from specds.sampling import Noise, Sampling, unchecked
 
 
 class Relaxed:
@@ -80,7 +80,7 @@ class Relaxed:
         candidates = [child for child in below(draft, node) if retrieved[child]]
         if not candidates:
             return []
-        row = numbers(logits[node + 1])
+        row = unchecked(logits[node + 1])
         found = []
         for child in candidates:
             value = row[draft.tokens[child]]
