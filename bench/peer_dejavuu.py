@@ -16,7 +16,6 @@ import torch
 from dejavuu.core.engine import generate
 from dejavuu.decoders.hf import HFBackend
 from dejavuu.drafters import make_drafter
-from transformers import AutoTokenizer
 
 
 def main() -> None:
@@ -33,7 +32,7 @@ def main() -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     model = HFBackend(options.model, device="cpu", dtype="float32", attn_implementation=options.attention)
     # One stop token is all that dejavuu knows; what it writes behind another one is cut by the bench.
-    stop = AutoTokenizer.from_pretrained(options.model).eos_token_id
+    stop = model._model.config.eos_token_id
     for line in sys.stdin:
         request = json.loads(line)
         began = time.perf_counter()
