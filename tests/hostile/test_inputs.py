@@ -150,7 +150,7 @@ def test_a_file_that_cannot_be_ingested(
         (["-d", "psychic"], ["psychic", "none", "pld"]),
         (["--verifier", "trust"], ["trust", "greedy"]),
         (["--verifier", "greedy", "--temperature", "1"], ["greedy"]),
-        (["--set", "crystal=1"], ["crystal", "pld"]),
+        (["--set", "crystal=1"], ["crystal", "auto"]),
         (["--set", "crystal"], ["--set"]),
         (["--set", "=1"], ["--set"]),
         (["-d", "rest", "--set", "length=ten"], ["length", "ten"]),
