@@ -11,10 +11,10 @@ demo: $(READY)
 	$(BIN)/specds demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1 -m "not slow"
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1
 
 lint: $(READY) build/typing/specds
 	$(BIN)/ruff check .
