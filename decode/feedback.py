@@ -164,6 +164,7 @@ class Worth:
         self._gain, self._seen = np.zeros(kinds), np.zeros(kinds, np.int64)
         self.cost = 0.0
         """Seconds that asking takes, lately."""
+        self._timed = 0
         self._waited, self._pause = np.zeros(kinds, np.int64), np.full(kinds, _SHORTEST)
 
     def kind(self, expected: float) -> int:
@@ -183,14 +184,20 @@ class Worth:
 
     def observe(self, kind: int, gain: float, seconds: float) -> None:
         """What came of asking: seconds won, and seconds it took."""
-        # A pause of the machine is not the source's.
-        self.cost += 0.1 * (min(seconds, 4 * self.cost) - self.cost) if self.cost else seconds
+        # A pause of the machine is not the source's, and the first times there is code to be loaded.
+        if self._timed < _FIRST:
+            self.cost = min(self.cost, seconds) if self._timed else seconds
+        else:
+            self.cost += 0.1 * (min(seconds, 4 * self.cost) - self.cost)
+        self._timed += 1
         self._seen[kind] += 1
         self._gain[kind] += max(1.0 / self._seen[kind], _RATE) * (gain - self._gain[kind])
         if self._gain[kind] > self.cost:
             self._pause[kind] = _SHORTEST
 
 
+# Times of which the shortest counts.
+_FIRST = 4
 # How fast a gain is forgotten.
 _RATE = 0.03
 # Steps between two times that a source which does not pay any more is asked, at first.
