@@ -11,13 +11,12 @@ import numpy as np
 
 from specds.calibration.answers import Recorded
 from specds.datastore.store import open_store
-from specds.decode.acceptance import Acceptance, choose_acceptance
-from specds.decode.budget import Auto, Budget, Fixed
+from specds.decode.budget import Budget, Fixed
 from specds.decode.contracts import Drafter, Signal, Step, Taps, Target
 from specds.decode.cost import CostCurve
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
-from specds.decode.engine import open_indexes, taps_of
+from specds.decode.engine import acceptance_for, new_drafter, open_indexes, paying_budget, taps_of
 from specds.decode.loop import decode
 from specds.decode.method import Method
 from specds.decode.registry import load, parse_options
@@ -223,12 +222,8 @@ class _Drafting:
             raise UsageError(f"drafter {method.drafter} looks nothing up", f"write {method.drafter} without a store")
         self._options = parse_options(self._class.Options, method.options, f"drafter {method.drafter}")
         self._indexes = shared.indexes(self._class.index, method.stores)
-        self._weighs = getattr(self._class, "weighs", False)
         self._stream: Stream | None = None
-        self._acceptance: Acceptance | None = None
-        if self._weighs:
-            paths = [Path(path) for path in method.stores]
-            self._acceptance = choose_acceptance(self._options.calibration, paths, shared.model.fingerprint)
+        self._acceptance = acceptance_for(self._class, self._options, [*map(Path, method.stores)], shared.model)
         drafter = self.make()
         self.needs: frozenset[Signal] = drafter.needs
         self.taps = taps_of(drafter, shared.model)
@@ -248,18 +243,11 @@ class _Drafting:
                 f"{self.method.name} is to draft as much as pays for itself, and no cost curve is given",
                 "`specds profile --json > C.json` and --cost C.json, or --budget 16",
             )
-        if self._weighs:
-            self._stream = Stream(curve)
-            return Fixed(self._stream.most)
-        return Auto(curve)
+        made, self._stream = paying_budget(curve, self._acceptance)
+        return made
 
     def make(self) -> Drafter:
-        drafter: Drafter
-        if self._weighs:
-            drafter = self._class(self._options, self._indexes, self._stream, self._acceptance)
-        else:
-            drafter = self._class(self._options, self._indexes)
-        return drafter
+        return new_drafter(self._class, self._options, self._indexes, self._stream, self._acceptance)
 
 
 def replay(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from specds.datastore.corrections import Pair
@@ -14,6 +15,7 @@ from specds.decode import cost
 from specds.decode.acceptance import Acceptance, choose_acceptance
 from specds.decode.budget import Auto, Budget, Fixed
 from specds.decode.contracts import Drafter, Signal, Step, Taps, Target, Verifier
+from specds.decode.cost import CostCurve
 from specds.decode.counters import Counters
 from specds.decode.draft_model import (
     SKIP_HALF,
@@ -137,9 +139,7 @@ class Engine:
         self._indexes = open_indexes(self._class.index, self.stores, self.model)
         self._verifier = make_verifier(self.verifier, self.sampling, self.verifier_options, self.pair)
         runtime = choose_runtime(self.model, self.runtime)
-        if getattr(self._class, "weighs", False):
-            paths = [store.path for store in self.stores]
-            self._acceptance = choose_acceptance(self._options.calibration, paths, self.model.fingerprint)
+        self._acceptance = acceptance_for(self._class, self._options, [store.path for store in self.stores], self.model)
         self._target = make_target(self.model, runtime, taps_of(self.make_drafter(), self.model))
         if getattr(self._class, "takes_model", False):
             self._drafting = self._make_draft_model(runtime)
@@ -148,7 +148,7 @@ class Engine:
             self._drafting = self._make_draft_model(runtime)
             self._indexes = [*self._indexes, self._drafting]
         self._budget = self._make_budget(runtime)
-        if getattr(self._class, "weighs", False):
+        if self._acceptance is not None:
             own = [index for index in self._indexes if index is not self._drafting]
             stream = Stream(self._stream.curve) if self._stream is not None else None
             self._class(self._options, own, stream, self._acceptance).warm_up()
@@ -168,11 +168,8 @@ class Engine:
             return Fixed(self.budget)
         if self.drafter == "none":
             return Fixed(0)
-        curve = cost.known(self._target, self.model, runtime)
-        if getattr(self._class, "weighs", False):
-            self._stream = Stream(curve)
-            return Fixed(self._stream.most)
-        return Auto(curve)
+        budget, self._stream = paying_budget(cost.known(self._target, self.model, runtime), self._acceptance)
+        return budget
 
     @property
     def pair(self) -> Pair:
@@ -215,11 +212,7 @@ class Engine:
 
     def make_drafter(self) -> Drafter:
         """A drafter for one request."""
-        drafter: Drafter
-        if getattr(self._class, "weighs", False):
-            drafter = self._class(self._options, self._indexes, self._stream, self._acceptance)
-        else:
-            drafter = self._class(self._options, self._indexes)
+        drafter = new_drafter(self._class, self._options, self._indexes, self._stream, self._acceptance)
         return drafter if self.wrap is None else self.wrap(drafter)
 
     def steps(self, tokens: Sequence[int], max_new_tokens: int, *, sample: int = 0) -> Iterator[Step]:
@@ -334,6 +327,38 @@ def _all_indexes(store: Store, model: LanguageModel) -> list[Any]:
     if store.manifest.dense and (own or not found):
         found.append(store.dense_index(model.fingerprint))
     return found
+
+
+def acceptance_for(found: Any, options: Any, stores: Sequence[Path], model: LanguageModel) -> Acceptance | None:
+    """What a drafter that weighs its drafts itself goes by; None for any other.
+
+    Args:
+        found: the drafter's class.
+        stores: their paths; a calibration lies beside a store.
+
+    Raises:
+        InputError: what is named, or lies there, is no calibration.
+    """
+    if not getattr(found, "weighs", False):
+        return None
+    return choose_acceptance(options.calibration, stores, model.fingerprint)
+
+
+def paying_budget(curve: CostCurve, acceptance: Acceptance | None) -> tuple[Budget, Stream | None]:
+    """A budget of as much as pays for itself, and for a drafter that weighs its drafts what its requests share."""
+    if acceptance is None:
+        return Auto(curve), None
+    stream = Stream(curve)
+    return Fixed(stream.most), stream
+
+
+def new_drafter(
+    found: Any, options: Any, indexes: Sequence[Any], stream: Stream | None, acceptance: Acceptance | None
+) -> Drafter:
+    """A drafter for one request."""
+    drafter: Drafter
+    drafter = found(options, indexes) if acceptance is None else found(options, indexes, stream, acceptance)
+    return drafter
 
 
 def taps_of(drafter: Drafter, model: LanguageModel) -> Taps:

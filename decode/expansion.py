@@ -605,8 +605,3 @@ def make_tries(trees: dict[int, tuple[Branches, float, int]], similarity: float 
         weight[number], length[number] = total, size
         start = _hang(token, child, sibling, weight, start, number, (tokens, parents, weights))
     return Tries(token, child, sibling, weight, length, similarity, margin)
-
-
-def no_tries() -> Tries:
-    """The trees of a step in which nobody was asked for any."""
-    return make_tries({})

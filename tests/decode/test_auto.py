@@ -32,7 +32,6 @@ from specds.decode.expansion import (
     grow,
     log_odds,
     make_tries,
-    no_tries,
 )
 from specds.decode.feedback import Feedback, Worth, reached
 from specds.decode.lookups import _prefixes, suffix_trees
@@ -350,7 +349,7 @@ def test_corrections_follow_what_is_right_and_start_again_with_each_request() ->
     found = grow(
         text,
         known,
-        no_tries(),
+        make_tries({}),
         (np.empty(0, np.int32), np.empty(0, np.float32)),
         (1.0, 0.5),
         shipped().ensemble,
