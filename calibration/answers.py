@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from specds.calibration.trace import read_trace
 from specds.datastore.examples import Example, read_examples
 from specds.datastore.prompts import BadRow, Message, Prompt
 from specds.datastore.rows import check_file, lines, shown
-from specds.errors import InputError, PromptError, first_line
+from specds.errors import InputError, PromptError
 from specds.tokenizer import Tokenizer
 
 
@@ -131,7 +132,6 @@ def read_pairs(files: Sequence[str], tokenizer: Tokenizer) -> Answers:
     return Answers(tuple(turns), failed)
 
 
-_TRACE = "give a file that `decode --trace` wrote"
 _SAME = "give the prompt files that were decoded, with the same --prompt-field and --model"
 
 
@@ -149,23 +149,11 @@ def _records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _traced(path: str, tokenizer: Tokenizer, stop_tokens: Collection[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Records as `specds decode` writes them, from its trace; of a turn that was traced several times the first."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    check_file(path)
-    columns = ["prompt", "turn", "step", "position", "tokens", "rescue_nodes"]
-    try:
-        rows = pq.read_table(path, columns=columns).to_pylist()
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise InputError(
-            f"{shown(path)} is no trace: {first_line(error)}", "give a file of `decode --trace`"
-        ) from error
+    rows = read_trace(path, ["prompt", "turn", "step", "position", "tokens", "rescue_nodes"])
     prompts: dict[str, dict[int, list[dict[str, Any]]]] = {}
     again: set[tuple[str, int]] = set()
     lossless = True
     for row in rows:
-        if None in row.values():
-            raise InputError(f"{shown(path)} is no trace: a field is empty", _TRACE)
         steps = prompts.setdefault(row["prompt"], {}).setdefault(row["turn"], [])
         turn = row["prompt"], row["turn"]
         if steps and not row["step"]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from specds.datastore.rows import check_file, shown
-from specds.errors import InputError, first_line
+from specds.calibration.trace import read_trace
+from specds.datastore.rows import shown
+from specds.errors import InputError
 
 _COLUMNS = (
     "prompt",
@@ -86,7 +86,9 @@ def explain(path: str) -> Explanation:
     Raises:
         InputError: it cannot be read, is no trace, or is empty.
     """
-    rows = list(_read(path))
+    rows = read_trace(path, _COLUMNS)
+    if any(len(row["asked"]) != len(row["asked_seconds"]) for row in rows):
+        raise InputError(f"{shown(path)} is no trace: a field is empty", "give a file that `decode --trace` wrote")
     if not rows:
         raise InputError(f"{shown(path)} holds no steps", "give a file that `decode --trace` wrote")
     later = [row for row in rows if row["step"] > 0]
@@ -152,20 +154,3 @@ def _line(passes: Any, took: Any) -> tuple[float, float]:
     if more < 0 or one <= 0:
         return float(took.mean()), 0.0
     return float(one), float(more)
-
-
-def _read(path: str) -> Iterator[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    check_file(path)
-    try:
-        rows = pq.read_table(path, columns=list(_COLUMNS)).to_pylist()
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise InputError(
-            f"{shown(path)} is no trace: {first_line(error)}", "give a file that `decode --trace` wrote"
-        ) from error
-    for row in rows:
-        if None in row.values() or set(row) != set(_COLUMNS) or len(row["asked"]) != len(row["asked_seconds"]):
-            raise InputError(f"{shown(path)} is no trace: a field is empty", "give a file that `decode --trace` wrote")
-        yield row

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from specds.datastore.rows import check_file, shown
 from specds.decode.contracts import Step
-from specds.errors import OutputError, first_line
+from specds.errors import InputError, OutputError, first_line
 
 _ROWS = 8_192
 
@@ -135,6 +136,26 @@ class TraceWriter:
 
     def _refused(self, error: OSError) -> OutputError:
         return OutputError(f"cannot write the trace {self._path}: {error.strerror or error}", "check --trace")
+
+
+def read_trace(path: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Some columns of a trace, a record a step.
+
+    Raises:
+        InputError: it cannot be read, lacks a column, or a field is empty.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_file(path)
+    hint = "give a file that `decode --trace` wrote"
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(path, columns=list(columns)).to_pylist()
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise InputError(f"{shown(path)} is no trace: {first_line(error)}", hint) from error
+    if any(None in row.values() or len(row) != len(columns) for row in rows):
+        raise InputError(f"{shown(path)} is no trace: a field is empty", hint)
+    return rows
 
 
 def trace_schema() -> Any:
