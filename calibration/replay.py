@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from specds.decode.engine import acceptance_for, new_drafter, open_indexes, payi
 from specds.decode.loop import decode
 from specds.decode.method import Method
 from specds.decode.registry import load, parse_options
+from specds.decode.rehearsal import rehearse
 from specds.decode.stream import Stream
 from specds.decode.targets import make_target
 from specds.decode.targets.recorded import PER_ANSWER, Reading, RecordedTarget, read
@@ -27,8 +28,6 @@ from specds.decode.verifiers import VERIFIERS
 from specds.decode.verifiers.recorded import Recorded as Verifier
 from specds.errors import UsageError
 from specds.model import LanguageModel
-
-_WARM = 8
 
 NONE, ANSWER, STEP = "none", "answer", "step"
 """How often a replay runs the model: never, once an answer, or at every step, as decoding does."""
@@ -146,21 +145,10 @@ class Replay:
 
     def of(self, answer: Recorded) -> list[Replayed]:
         """What every method would have done, in order."""
-        self._warm_up(answer)
         readings: dict[Taps, Reading] = {}
-        return [self._one(drafting, answer, readings, drafting.budget) for drafting in self._methods]
+        return [self._one(drafting, answer, readings) for drafting in self._methods]
 
-    def _warm_up(self, answer: Recorded) -> None:
-        """Compile before anything is timed: a few tokens, with a budget that learns from nothing else."""
-        short = replace(answer, tokens=answer.tokens[:_WARM], stopped=False)
-        for drafting in self._methods:
-            kind = drafting.method.drafter, isinstance(drafting.budget, Fixed)
-            if kind not in self._shared.warm:
-                self._shared.warm.add(kind)
-                self._one(drafting, short, {}, drafting.make_budget())
-                drafting.budget = drafting.make_budget()
-
-    def _one(self, drafting: _Drafting, answer: Recorded, readings: dict[Taps, Reading], budget: Budget) -> Replayed:
+    def _one(self, drafting: _Drafting, answer: Recorded, readings: dict[Taps, Reading]) -> Replayed:
         steps = tuple(
             decode(
                 self._target(drafting, answer, readings),
@@ -168,7 +156,7 @@ class Replay:
                 Verifier(answer.text),
                 answer.prompt,
                 max_new_tokens=answer.most if answer.stopped else len(answer.tokens),
-                budget=budget,
+                budget=drafting.budget,
                 stop_tokens={answer.tokens[-1]} if answer.stopped else (),
             )
         )
@@ -229,10 +217,14 @@ class _Drafting:
         self.taps = taps_of(drafter, shared.model)
         self.passes = NONE if not self.needs else ANSWER if self.needs <= PER_ANSWER else STEP
         self._most, self._curve = method.budget if method.budget is not None else budget, curve
-        self.budget = self.make_budget()
+        self.budget = self._make_budget()
+        kind = method.drafter, isinstance(self.budget, Fixed)
+        if kind not in shared.warm:
+            shared.warm.add(kind)
+            rehearse(self.make(), self.budget, shared.model)
+            self.budget = self._make_budget()
 
-    def make_budget(self) -> Budget:
-        """One that has learned nothing yet."""
+    def _make_budget(self) -> Budget:
         budget, curve = self._most, self._curve
         if self.method.drafter == "none":
             return Fixed(0)

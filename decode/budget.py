@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.decode.contracts import Step
-from specds.decode.cost import CostCurve
+from specds.decode.cost import Prices
 from specds.decode.draft import Draft
 from specds.decode.feedback import Worth
 from specds.jit import compiled
@@ -58,7 +58,7 @@ class Auto:
     as far as what it saves is worth more seconds than asking takes.
     """
 
-    def __init__(self, curve: CostCurve, most: int | None = None) -> None:
+    def __init__(self, curve: Prices, most: int | None = None) -> None:
         self._curve = curve
         self._most = min(most or curve.rows[-1], curve.rows[-1] - 1)
         self._worth, self._asked = Worth(), True

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Target
+from specds.decode.contracts import Step, Target
 from specds.decode.draft import chain
 from specds.errors import OutputError
 from specds.files import write_atomically
@@ -28,6 +28,9 @@ _QUICK_CONTEXT = 256
 _QUICK_SECONDS = 2.0
 _ALWAYS = 16
 _FORMAT = "specds cost curve 1"
+_CONTEXT_STEP = 64
+# Passes that a measured point is worth; passes after which they are forgotten; how far one may be from the last.
+_TRUSTED, _FORGOTTEN, _LEAP = 4, 50, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,62 @@ class CostCurve:
     def record(self) -> dict[str, Any]:
         """The curve as JSON, as `save` writes it."""
         return {"format": _FORMAT, "rows": self.rows, "contexts": self.contexts, "seconds": self.seconds.tolist()}
+
+
+class Prices(Protocol):
+    """What passes cost, as far as one who chooses drafts must know."""
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Ascending, from 1: row counts that are known; the last is the most there may be."""
+
+    def at(self, context: int) -> NDArray[np.float64]:
+        """float64[largest n + 1]: entry n is T(n) behind so many tokens; see `CostCurve.at`."""
+
+
+class Corrected:
+    """A curve that the passes of a run correct: the machine may be busier, or less busy, than when it was measured.
+
+    Between row counts that passes had, corrections are interpolated; beyond them the nearest one holds.
+
+    Args:
+        curve: as it was measured.
+    """
+
+    def __init__(self, curve: CostCurve) -> None:
+        self._curve = curve
+        self._factors = np.ones(curve.rows[-1] + 1)
+        self._seen = np.zeros(curve.rows[-1] + 1)
+        self._expected, self._context = curve.at(0), 0
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """See `Prices.rows`."""
+        return self._curve.rows
+
+    def at(self, context: int) -> NDArray[np.float64]:
+        """See `Prices.at`."""
+        known = np.flatnonzero(self._seen)
+        expected = self._curve.at(context)
+        if not len(known):
+            return expected
+        return np.maximum.accumulate(expected * np.interp(np.arange(len(expected)), known, self._factors[known]))
+
+    def observe(self, step: Step) -> None:
+        """Learn from a pass over a draft; the prompt's says nothing."""
+        rows = len(step.draft) + 1
+        if not step.index or rows >= len(self._factors):
+            return
+        if abs(step.position - self._context) > _CONTEXT_STEP:
+            self._expected, self._context = self._curve.at(step.position), step.position
+        # On a GPU the wait for a pass is where its result is read.
+        seconds = step.forward_seconds + step.verify_seconds
+        factor, seen = self._factors[rows], self._seen[rows]
+        # A pause of the machine is not the pass's.
+        found = min(max(seconds / self._expected[rows], factor / _LEAP), factor * _LEAP)
+        # What was measured counts as much as some passes.
+        self._factors[rows] += (found - factor) / min(seen + 1 + _TRUSTED, _FORGOTTEN)
+        self._seen[rows] += 1
 
 
 def measure(

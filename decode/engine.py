@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from specds.decode import cost
 from specds.decode.acceptance import Acceptance, choose_acceptance
 from specds.decode.budget import Auto, Budget, Fixed
 from specds.decode.contracts import Drafter, Signal, Step, Taps, Target, Verifier
-from specds.decode.cost import CostCurve
+from specds.decode.cost import Corrected, Prices
 from specds.decode.counters import Counters
 from specds.decode.draft_model import (
     SKIP_HALF,
@@ -30,6 +31,7 @@ from specds.decode.draft_model import (
 from specds.decode.drafters import DRAFTERS, EITHER
 from specds.decode.loop import decode
 from specds.decode.registry import load, parse_options
+from specds.decode.rehearsal import rehearse
 from specds.decode.stream import Stream
 from specds.decode.targets import choose_runtime, make_target
 from specds.decode.targets.counted import Counted
@@ -89,7 +91,7 @@ class Engine:
         verifier: `auto`, or a name in the verifiers' registry.
         sampling: greedy by default.
         budget: the most draft nodes a step; None: as many as pay for themselves on this machine, by the cost curve
-            that `specds profile` left, or by one measured now in a second or two.
+            that `specds profile` left, or by one measured now in a second or two, and by what passes take.
         runtime: a name in the targets' registry, or `auto`: the fastest that can run the model.
         verifier_options: that verifier's options, as text.
         draft_model: what drafter `model` drafts with: a model of the target's tokenizer, `skip:…` for the target
@@ -122,6 +124,7 @@ class Engine:
     _budget: Budget = field(init=False, repr=False)
     _target: Target = field(init=False, repr=False)
     _drafting: DraftModel | None = field(init=False, repr=False, default=None)
+    _curve: Corrected | None = field(init=False, repr=False, default=None)
     _stream: Stream | None = field(init=False, repr=False, default=None)
     _acceptance: Acceptance | None = field(init=False, repr=False, default=None)
     _request: object = field(init=False, repr=False, default=None)
@@ -147,11 +150,18 @@ class Engine:
         elif getattr(self._class, "may_take_model", False) and self.draft_model is not None:
             self._drafting = self._make_draft_model(runtime)
             self._indexes = [*self._indexes, self._drafting]
-        self._budget = self._make_budget(runtime)
-        if self._acceptance is not None:
-            own = [index for index in self._indexes if index is not self._drafting]
-            stream = Stream(self._stream.curve) if self._stream is not None else None
-            self._class(self._options, own, stream, self._acceptance).warm_up()
+        if self.budget is None and self.drafter != "none":
+            self._curve = Corrected(cost.known(self._target, self.model, runtime))
+        self._budget, self._stream = self._make_budget()
+        if self.drafter != "none" and not getattr(self._class, "takes_model", False):
+            self._rehearse()
+
+    def _rehearse(self) -> None:
+        own = [index for index in self._indexes if index is not self._drafting]
+        budget, stream = self._make_budget()
+        drafter = new_drafter(self._class, self._options, own, stream, self._acceptance)
+        with self._naming_stores():
+            rehearse(drafter, budget, self.model)
 
     def _make_draft_model(self, runtime: str) -> DraftModel:
         speaker: Speaker
@@ -163,13 +173,10 @@ class Engine:
             speaker = Skipping(self._target, skip)
         return DraftModel(speaker, self.sampling, self.independent, Noise.of(self.sampling.seed, ()))
 
-    def _make_budget(self, runtime: str) -> Budget:
-        if self.budget is not None:
-            return Fixed(self.budget)
-        if self.drafter == "none":
-            return Fixed(0)
-        budget, self._stream = paying_budget(cost.known(self._target, self.model, runtime), self._acceptance)
-        return budget
+    def _make_budget(self) -> tuple[Budget, Stream | None]:
+        if self._curve is None:
+            return Fixed(self.budget or 0), None
+        return paying_budget(self._curve, self._acceptance)
 
     @property
     def pair(self) -> Pair:
@@ -244,14 +251,22 @@ class Engine:
     def _exclusive(self, steps: Iterator[Step]) -> Iterator[Step]:
         """The steps, as long as no other request takes the key-value cache."""
         request = self._request = object()
-        try:
+        with self._naming_stores():
             for step in steps:
+                if self._curve is not None:
+                    self._curve.observe(step)
                 yield step
                 if self._request is not request:
                     raise UsageError(
                         "another request was begun on this engine before this one was done",
                         "finish one before the next, or make an engine for each",
                     )
+
+    @contextlib.contextmanager
+    def _naming_stores(self) -> Iterator[None]:
+        """Say which stores are meant where one turns out to be broken."""
+        try:
+            yield
         except CorruptStore as error:
             paths = ", ".join(str(store.path) for store in self.stores)
             raise CorruptStore(f"{paths}: {error.message}", error.hint) from error
@@ -344,7 +359,7 @@ def acceptance_for(found: Any, options: Any, stores: Sequence[Path], model: Lang
     return choose_acceptance(options.calibration, stores, model.fingerprint)
 
 
-def paying_budget(curve: CostCurve, acceptance: Acceptance | None) -> tuple[Budget, Stream | None]:
+def paying_budget(curve: Prices, acceptance: Acceptance | None) -> tuple[Budget, Stream | None]:
     """A budget of as much as pays for itself, and for a drafter that weighs its drafts what its requests share."""
     if acceptance is None:
         return Auto(curve), None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specds.decode.cost import CostCurve
+from specds.decode.cost import Prices
 from specds.decode.expansion import DENSE, MODEL
 from specds.decode.feedback import Feedback, Worth
 from specds.decode.ngrams import Followers, Rows
@@ -19,7 +19,7 @@ class Stream:
         most: most nodes of a draft.
     """
 
-    def __init__(self, curve: CostCurve | None = None, most: int | None = None) -> None:
+    def __init__(self, curve: Prices | None = None, most: int | None = None) -> None:
         self.curve = curve
         limit = curve.rows[-1] - 1 if curve is not None else 127
         self.most = min(limit if most is None else most, limit)

@@ -15,7 +15,7 @@ from specds.datastore.dense import DenseIndex
 from specds.datastore.suffix import SuffixIndex
 from specds.decode.acceptance import Acceptance, load_acceptance, shipped
 from specds.decode.context import Context
-from specds.decode.contracts import TOP, Signal, Step
+from specds.decode.contracts import Signal, Step
 from specds.decode.draft import Draft, Origin, empty
 from specds.decode.draft_model import DraftModel
 from specds.decode.drafters import EITHER
@@ -132,20 +132,6 @@ class Auto:
         """See `Drafter.start`."""
         self._begin(prompt)
         self._feedback.start()
-
-    def warm_up(self) -> None:
-        """Compile all of it now, not in the time of the first answer (seconds once, then from numba's cache)."""
-        signals: dict[Signal, Any] = {
-            Signal.TREE_TOPK: np.arange(TOP, dtype=np.int32)[None],
-            Signal.TREE_GAPS: np.arange(TOP, dtype=np.float32)[None],
-        }
-        if self._dense:
-            width = self._dense[0].parts[0].normalizer.mean.size
-            signals[Signal.HIDDEN] = np.zeros((1, width), np.float32)
-        self.start([1, 2, 1, 2])
-        for index in range(3):
-            self.observe(Step(index, 4 + index, empty(), (), (1 + index % 2,), signals, 0.0, 0.0, 0.0, 0.0))
-            self.propose(8)
 
     def observe(self, step: Step) -> None:
         """Learn from the pass, and from what became of the draft."""

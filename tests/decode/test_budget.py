@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from specds.decode import cost
 from specds.decode.budget import Auto, Fixed
 from specds.decode.contracts import Forward, Step
-from specds.decode.cost import CostCurve
+from specds.decode.cost import Corrected, CostCurve
 from specds.decode.counters import Counters
 from specds.decode.draft import Draft, chain
 from specds.decode.engine import Engine
@@ -213,3 +213,49 @@ def test_a_cost_is_never_negative_however_noisy_the_measurement() -> None:
     curve = CostCurve((1, 2, 4), (64, 512, 2048), np.array([[10, 11, 12], [15, 15, 15], [11, 11, 12]]) / 1e3)
     for context in (1, 64, 300, 2048, 8000, 100_000):
         assert (curve.at(context)[1:] > 0).all()
+
+
+def passed(rows: int, seconds: float, index: int = 1) -> Step:
+    draft = chain(range(rows - 1), [0.5] * (rows - 1))
+    return Step(index, 100, draft, (), (0,), {}, 0.0, seconds, 0.0, 0.0)
+
+
+def test_passes_correct_a_curve_that_was_measured_while_the_machine_was_busy() -> None:
+    """The true curve is flat up to four rows; the kept one says that each row costs as much as the first."""
+    kept = CostCurve((1, 2, 4, 8, 16), (100,), np.array([[1.0, 2.0, 4.0, 8.0, 16.0]]))
+    curve = Corrected(kept)
+    draft = chain(range(8), [0.6] * 8)
+    assert len(Auto(curve).fit(draft, 100)) == 0
+    for _ in range(200):
+        curve.observe(passed(1, 0.5))
+        curve.observe(passed(4, 0.6))
+    now = curve.at(100)
+    assert now[1] == pytest.approx(0.5, rel=0.05)
+    assert now[4] == pytest.approx(0.6, rel=0.05)
+    # Between them the correction is between theirs; beyond them it is that of the largest seen.
+    assert now[1] <= now[2] <= now[3] <= now[4]
+    assert now[16] == pytest.approx(16 * 0.6 / 4, rel=0.05)
+    assert len(Auto(curve).fit(draft, 100)) >= 1
+
+
+def test_the_prompts_pass_and_a_pause_of_the_machine_say_little() -> None:
+    curve = Corrected(FAIR)
+    before = curve.at(100)
+    curve.observe(passed(1, 50.0, index=0))
+    assert (curve.at(100) == before).all()
+    for _ in range(50):
+        curve.observe(passed(1, 1.0))
+    curve.observe(passed(1, 1000.0))
+    assert curve.at(100)[1] < 1.05
+    curve.observe(passed(999, 1.0))  # more rows than the curve knows
+
+
+@given(st.lists(st.tuples(st.integers(1, 70), st.floats(0, 1e6)), max_size=60), st.integers(0, 5000))
+def test_a_corrected_curve_is_a_curve(passes: list[tuple[int, float]], context: int) -> None:
+    curve = Corrected(FAIR)
+    for rows, seconds in passes:
+        curve.observe(passed(rows, seconds))
+    found = curve.at(context)
+    assert found[0] == 0 < found[1]
+    assert np.isfinite(found).all()
+    assert (np.diff(found) >= 0).all()

@@ -1,0 +1,76 @@
+"""Rehearsals: every drafter runs before it is timed, and nothing of it is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specds.decode.budget import Auto, Fixed
+from specds.decode.cost import CostCurve
+from specds.decode.draft import Draft
+from specds.decode.drafters import DRAFTERS
+from specds.decode.engine import Engine
+from specds.decode.registry import load
+from specds.decode.rehearsal import rehearse
+from specds.model import LanguageModel
+
+from ..conftest import make_model
+
+ALONE = [
+    name
+    for name in DRAFTERS
+    if name != "none" and not load(DRAFTERS, name, "drafter").store_required and name not in ("model",)
+]
+CURVE = CostCurve((1, 65), (100,), np.array([[1.0, 1.01]]))
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return make_model()
+
+
+class Watched:
+    """Notes how large drafts are."""
+
+    def __init__(self, drafter: Any) -> None:
+        self._drafter, self.sizes = drafter, list[int]()
+        self.needs, self.start, self.observe = drafter.needs, drafter.start, drafter.observe
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def propose(self, budget: int) -> Draft:
+        draft: Draft = self._drafter.propose(budget)
+        self.sizes.append(len(draft))
+        return draft
+
+
+@pytest.mark.parametrize("make", [lambda: Fixed(8), lambda: Auto(CURVE)])
+@pytest.mark.parametrize("name", ALONE)
+def test_every_drafter_drafts_in_it(model: LanguageModel, name: str, make: Callable[[], Any]) -> None:
+    drafter = Watched(Engine(model, name, budget=8).make_drafter())
+    rehearse(drafter, make(), model)
+    assert max(drafter.sizes) >= 1
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_an_engine_has_run_its_drafter_before_the_first_prompt_and_learned_nothing(
+    model: LanguageModel, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsed = []
+
+    def watch(drafter: Any, budget: Any, model: LanguageModel) -> None:
+        rehearse(drafter, budget, model)
+        rehearsed.append((drafter, budget))
+
+    monkeypatch.setattr("specds.decode.engine.rehearse", watch)
+    monkeypatch.setattr("specds.decode.cost.known", lambda *_: CURVE)
+    engine = Engine(model, name)
+    assert len(rehearsed) == 1
+    assert rehearsed[0][1] is not engine._budget
+    if engine._stream is not None:
+        assert engine._stream.drafting == 0.0
+        assert engine._stream.drafts._timed == 0
