@@ -29,8 +29,8 @@ _QUICK_SECONDS = 2.0
 _ALWAYS = 16
 _FORMAT = "specds cost curve 1"
 _CONTEXT_STEP = 64
-# Passes that a measured point is worth; passes after which they are forgotten; how far one may be from the last.
-_TRUSTED, _FORGOTTEN, _LEAP = 4, 50, 2.0
+# Passes that a measured point is worth; passes after which they are forgotten; how much longer one may be than others.
+_TRUSTED, _FORGOTTEN, _LEAP = 4, 32, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,9 @@ class Corrected:
         expected = self._curve.at(context)
         if not len(known):
             return expected
-        return np.maximum.accumulate(expected * np.interp(np.arange(len(expected)), known, self._factors[known]))
+        found = expected * np.interp(np.arange(len(expected)), known, self._factors[known])
+        # More rows never cost less; where they seem to, the fewer ones cost no more than they.
+        return np.minimum.accumulate(found[::-1])[::-1]
 
     def observe(self, step: Step) -> None:
         """Learn from a pass over a draft; the prompt's says nothing."""
@@ -141,7 +143,7 @@ class Corrected:
         seconds = step.forward_seconds + step.verify_seconds
         factor, seen = self._factors[rows], self._seen[rows]
         # A pause of the machine is not the pass's.
-        found = min(max(seconds / self._expected[rows], factor / _LEAP), factor * _LEAP)
+        found = min(seconds / self._expected[rows], factor * _LEAP)
         # What was measured counts as much as some passes.
         self._factors[rows] += (found - factor) / min(seen + 1 + _TRUSTED, _FORGOTTEN)
         self._seen[rows] += 1

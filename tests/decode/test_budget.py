@@ -250,7 +250,7 @@ def test_the_prompts_pass_and_a_pause_of_the_machine_say_little() -> None:
     curve.observe(passed(999, 1.0))  # more rows than the curve knows
 
 
-@given(st.lists(st.tuples(st.integers(1, 70), st.floats(0, 1e6)), max_size=60), st.integers(0, 5000))
+@given(st.lists(st.tuples(st.integers(1, 70), st.floats(1e-6, 1e6)), max_size=60), st.integers(0, 5000))
 def test_a_corrected_curve_is_a_curve(passes: list[tuple[int, float]], context: int) -> None:
     curve = Corrected(FAIR)
     for rows, seconds in passes:
