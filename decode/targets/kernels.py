@@ -15,12 +15,19 @@ from numba import float32, int32, int64
 
 from specds.decode.targets.microkernel import (
     LANES,
+    LN2_HIGH,
+    LN2_LOW,
+    LOG2_E,
+    POLYNOMIAL,
     ROWS,
     address,
     atomic_add,
     atomic_read,
+    exponentials,
     float_of_bits,
+    gate,
     give_way,
+    largest,
     product,
 )
 from specds.jit import compiled
@@ -88,16 +95,13 @@ def project(
 def exponential(x: float) -> float:
     """e^x for x ≤ 88, to two units in the last place; 0 far below."""
     x = max(x, float32(-87.0))
-    whole = np.floor(x * float32(1.44269504) + float32(0.5))
-    rest = x - whole * float32(0.693359375)
-    rest = rest + whole * float32(2.12194440e-4)
-    even = float32(1.9875691500e-4)
-    even = even * rest + float32(1.3981999507e-3)
-    even = even * rest + float32(8.3334519073e-3)
-    even = even * rest + float32(4.1665795894e-2)
-    even = even * rest + float32(1.6666665459e-1)
-    even = even * rest + float32(5.0000001201e-1)
-    value = even * rest * rest + rest + float32(1.0)
+    whole = np.floor(x * float32(LOG2_E) + float32(0.5))
+    rest = x - whole * float32(LN2_HIGH)
+    rest = rest - whole * float32(LN2_LOW)
+    value = float32(POLYNOMIAL[0])
+    for term in POLYNOMIAL[1:]:
+        value = value * rest + float32(term)
+    value = value * rest * rest + rest + float32(1.0)
     power: float = value * float_of_bits((int32(whole) + int32(127)) << int32(23))
     return power
 
@@ -140,10 +144,12 @@ def rotate(x: Any, cosine: Any, sine: Any) -> None:
 def soften(scores: Any) -> None:
     """Softmax in place; the sum runs in four interleaved streams."""
     count = len(scores)
-    highest = scores[0]
-    for key in range(count):
+    blocks = count // LANES
+    highest = largest(address(scores, 0), blocks) if blocks else scores[0]
+    for key in range(blocks * LANES, count):
         highest = max(highest, scores[key])
-    for key in range(count):
+    exponentials(address(scores, 0), blocks, highest)
+    for key in range(blocks * LANES, count):
         scores[key] = exponential(scores[key] - highest)
     a, b, c, d = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
     for key in range(0, count - 3, 4):
@@ -171,14 +177,6 @@ def add_panels(x: Any, other: Any, first: int, last: int, rows: int, stride: int
     for row in range(rows):
         low, high = row * stride + first * LANES, row * stride + last * LANES
         add(x[low:high], other[low:high])
-
-
-@compiled
-def gate(values: Any, out: Any) -> None:
-    """out = SiLU(values[:LANES]) · values[LANES:], a panel of each."""
-    for lane in range(LANES):
-        value = values[lane]
-        out[lane] = value / (float32(1.0) + exponential(min(-value, float32(87.0)))) * values[LANES + lane]
 
 
 @compiled
@@ -400,7 +398,7 @@ def forward(
             project(weights, at[GATE_UP], hidden, 2 * panel, 2 * panel + 2, rows, normed, stream, wide, 2 * inner)
             for row in range(rows):
                 both, to = 2 * (row * inner + panel * LANES), row * inner + panel * LANES
-                gate(wide[both : both + 2 * LANES], mixed[to : to + LANES])
+                gate(address(wide, both), address(mixed, to))
         turn = barrier(door, threads, turn)
 
         first, last = share(stream // LANES, thread, threads)
