@@ -117,7 +117,7 @@ class Draft:
 
         Equally likely nodes are kept in the order in which the drafter proposed them.
         """
-        if not len(self):
+        if len(self) <= budget and (depth is None or len(self) <= depth):
             return self
         depths = self.depths()
         fits = depths <= depth if depth is not None else np.ones(len(self), dtype=np.bool_)

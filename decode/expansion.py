@@ -589,6 +589,22 @@ def _hang(token: Any, child: Any, sibling: Any, weight: Any, start: int, root: i
 
 Branches = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]
 """Tokens, parents and weights of a tree's nodes."""
+_NO_BRANCHES = np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0)
+
+
+@compiled
+def _flatten(trees: Any, totals: Any) -> Any:
+    """Trees side by side: tokens, first children, next siblings, weights; the roots come first."""
+    room = TRIES
+    for tokens, _, _ in trees:
+        room += len(tokens)
+    token, child, sibling = np.full(room, -1, np.int32), np.full(room, -1, np.int32), np.full(room, -1, np.int32)
+    weight = np.zeros(room)
+    weight[:TRIES] = totals
+    start = TRIES
+    for number in range(TRIES):
+        start = _hang(token, child, sibling, weight, start, number, trees[number])
+    return token, child, sibling, weight
 
 
 def make_tries(trees: dict[int, tuple[Branches, float, int]], similarity: float = 0.0, margin: float = 0.0) -> Tries:
@@ -597,11 +613,9 @@ def make_tries(trees: dict[int, tuple[Branches, float, int]], similarity: float 
     Args:
         trees: by number: nodes whose parents come before them, the weight of the root, and the match's length.
     """
-    room = TRIES + sum(len(branches[0]) for branches, _, _ in trees.values())
-    token, child, sibling = (np.full(room, -1, np.int32) for _ in range(3))
-    weight, length = np.zeros(room), np.zeros(TRIES, np.int64)
-    start = TRIES
-    for number, ((tokens, parents, weights), total, size) in trees.items():
-        weight[number], length[number] = total, size
-        start = _hang(token, child, sibling, weight, start, number, (tokens, parents, weights))
+    branches, length = [_NO_BRANCHES] * TRIES, np.zeros(TRIES, np.int64)
+    totals = np.zeros(TRIES)
+    for number, (tree, total, size) in trees.items():
+        branches[number], totals[number], length[number] = tree, total, size
+    token, child, sibling, weight = _flatten(tuple(branches), totals)
     return Tries(token, child, sibling, weight, length, similarity, margin)

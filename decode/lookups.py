@@ -107,11 +107,8 @@ def neighbours(
     for index in indexes:
         similarity, positions = index.search(hidden, count)
         right = index.starting_with(positions, last)
-        if len(right):
-            sims.append(similarity[right])
-            blocks.append(index.following(positions[right] + 1, length))
-    if not blocks:
-        return None
+        sims.append(similarity[right])
+        blocks.append(index.following(positions[right] + 1, length))
     tokens, parents, mass, total, top, margin = _prefixes(np.concatenate(blocks), np.concatenate(sims))
     return Near((tokens, parents, mass), total, top, margin) if len(tokens) else None
 

@@ -6,12 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from specds.decode.budget import Budget
 from specds.decode.contracts import TOP, Drafter, Forward, Signal, Signals, Step, Target, Verdict, Verifier
 from specds.decode.draft import empty
-from specds.decode.top import entropies, top_gaps, top_ids
+from specds.decode.top import entropies, rows_of, top_gaps, top_ids
 from specds.reference import until_stop
 
 
@@ -91,7 +89,7 @@ def _signals(
     # Token i of the step was predicted by row 0 and then by the row of the i-th accepted node.
     rows = [0, *(node + 1 for node in verdict.path)][:committed]
     if Signal.HIDDEN in drafter.needs and forward.hidden is not None:
-        signals[Signal.HIDDEN] = np.ascontiguousarray(forward.hidden[rows].float().cpu().numpy())
+        signals[Signal.HIDDEN] = rows_of(forward.hidden, rows)
     if Signal.TOPK in drafter.needs:
         signals[Signal.TOPK] = top_ids(forward.logits, TOP, rows)
     if Signal.TREE_GAPS in drafter.needs:

@@ -11,7 +11,16 @@ from numba import float32
 from numpy.typing import NDArray
 
 from specds.decode.targets.kernels import exponential
+from specds.decode.targets.microkernel import LANES, address, largest
 from specds.jit import compiled, compiled_loosely
+
+
+def rows_of(values: torch.Tensor, rows: Sequence[int]) -> NDArray[np.float32]:
+    """float32[m, d]: some rows of a float[n, d] tensor on any device."""
+    if values.device.type == "cpu" and values.dtype == torch.float32:
+        found: NDArray[np.float32] = values.numpy()[rows]
+        return found
+    return values[list(rows)].float().cpu().numpy()
 
 
 def top_ids(logits: torch.Tensor, count: int, rows: Sequence[int] | None = None) -> NDArray[np.int32]:
@@ -26,7 +35,7 @@ def top_ids(logits: torch.Tensor, count: int, rows: Sequence[int] | None = None)
     found = np.full((len(logits) if rows is None else len(rows), count), -1, np.int32)
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         places = np.arange(len(logits)) if rows is None else np.asarray(rows, np.int64)
-        _top(logits.numpy(), places, found, np.empty(found.shape, np.float32))
+        _top(_side_by_side(logits), places, found, np.empty(found.shape, np.float32))
     else:
         width = min(count, logits.shape[-1])
         wanted = logits if rows is None else logits[list(rows)]
@@ -43,7 +52,7 @@ def top_gaps(logits: torch.Tensor, count: int) -> tuple[NDArray[np.int32], NDArr
     found = np.full((len(logits), count), -1, np.int32)
     values = np.full(found.shape, -np.inf, np.float32)
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        _top(logits.numpy(), np.arange(len(logits)), found, values)
+        _top(_side_by_side(logits), np.arange(len(logits)), found, values)
     else:
         width = min(count, logits.shape[-1])
         top = torch.topk(logits, width, dim=-1)
@@ -61,7 +70,7 @@ def entropies(logits: torch.Tensor, rows: Sequence[int]) -> NDArray[np.float32]:
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         found = np.empty(len(rows), np.float32)
         # Not by torch: its threads would wake up, and spin for a while beside the target's next pass.
-        _entropies(logits.numpy(), np.array(rows), found)
+        _entropies(_side_by_side(logits), np.array(rows), found)
         return found
     logs = torch.log_softmax(logits[list(rows)].float(), dim=-1)
     # A token that cannot be drawn adds nothing.
@@ -69,15 +78,23 @@ def entropies(logits: torch.Tensor, rows: Sequence[int]) -> NDArray[np.float32]:
     return entropy
 
 
+def _side_by_side(logits: torch.Tensor) -> NDArray[np.float32]:
+    """Its rows, the numbers of each side by side in memory."""
+    rows: NDArray[np.float32] = logits.numpy()
+    return rows if rows.strides[1] == rows.itemsize else np.ascontiguousarray(rows)
+
+
 # Numbers looked at together.
 _BLOCK = 128
 
 
-@compiled_loosely
-def _highest(block: Any) -> float:
-    highest: float = block[0]
-    for entry in block:
-        highest = max(highest, entry)
+@compiled
+def _highest(line: Any, start: int, end: int) -> float:
+    """The largest of line[start:end]; its numbers stand side by side."""
+    blocks = (end - start) // LANES
+    highest: float = largest(address(line, start), blocks) if blocks else line[start]
+    for entry in range(start + blocks * LANES, end):
+        highest = max(highest, line[entry])
     return highest
 
 
@@ -86,7 +103,7 @@ def _entropies(logits: Any, rows: Any, found: Any) -> None:
     distances, weights = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.float32)
     for place in range(len(rows)):
         line = logits[rows[place]]
-        highest = _highest(line)
+        highest = _highest(line, 0, len(line))
         mass, weighted = 0.0, 0.0
         for start in range(0, len(line), _BLOCK):
             size = min(_BLOCK, len(line) - start)
@@ -113,12 +130,12 @@ def _top(logits: Any, rows: Any, found: Any, values: Any) -> None:
         best[:] = -np.inf
         held = 0
         for start in range(0, vocabulary, _BLOCK):
-            block = line[start : min(vocabulary, start + _BLOCK)]
+            end = min(vocabulary, start + _BLOCK)
             # A maximum is found many numbers at a time; few blocks hold anything that is larger than what is held.
-            if held == count and not _highest(block) > best[count - 1]:
+            if held == count and not _highest(line, start, end) > best[count - 1]:
                 continue
-            for offset in range(len(block)):
-                value = block[offset]
+            for entry in range(start, end):
+                value = line[entry]
                 if held == count and not value > best[count - 1]:
                     continue
                 held = min(held + 1, count)
@@ -126,4 +143,4 @@ def _top(logits: Any, rows: Any, found: Any, values: Any) -> None:
                 while at > 0 and best[at - 1] < value:
                     best[at], out[at] = best[at - 1], out[at - 1]
                     at -= 1
-                best[at], out[at] = value, start + offset
+                best[at], out[at] = value, entry

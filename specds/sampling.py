@@ -106,9 +106,20 @@ def numbers(logits: torch.Tensor) -> NDArray[np.float32]:
         ModelError: one of them is no number; any token that came of that would be arbitrary.
     """
     row = unchecked(logits)
-    if np.isnan(row.max()):
-        raise ModelError("the model gives logits that are no numbers", "its weights are damaged, or overflow its dtype")
+    highest(row)
     return row
+
+
+def highest(row: NDArray[np.float32]) -> int:
+    """The token with the largest logit, of equals the first.
+
+    Raises:
+        ModelError: one of the logits is no number.
+    """
+    token = int(row.argmax())  # of the first that is no number, if there is one
+    if np.isnan(row[token]):
+        raise ModelError("the model gives logits that are no numbers", "its weights are damaged, or overflow its dtype")
+    return token
 
 
 def unchecked(logits: torch.Tensor) -> NDArray[np.float32]:

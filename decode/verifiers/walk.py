@@ -8,7 +8,7 @@ import torch
 
 from specds.decode.contracts import Rescue, Verdict
 from specds.decode.draft import Draft
-from specds.sampling import numbers
+from specds.sampling import highest
 
 Pick = Callable[[int, int], int]
 """(row of the logits, its depth, 0 for the first) → the target's token there. Called for visited rows only."""
@@ -18,7 +18,8 @@ def likeliest(logits: torch.Tensor) -> Pick:
     """The most likely token of a row; on a CPU rows that nobody asks for cost nothing."""
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         # One row at a time, and torch's threads stay asleep.
-        return lambda row, depth: int(numbers(logits[row]).argmax())
+        rows = logits.detach().numpy()
+        return lambda row, depth: highest(rows[row])
     picks = logits.argmax(dim=-1).tolist()
     return lambda row, depth: int(picks[row])
 
