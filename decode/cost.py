@@ -20,6 +20,7 @@ from specds.decode.draft import chain
 from specds.errors import OutputError
 from specds.files import write_atomically
 from specds.model import LanguageModel, cache_directory
+from specds.version import __version__
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 CONTEXTS = (64, 512, 2048)
@@ -217,13 +218,14 @@ def known(target: Target, model: LanguageModel, runtime: str) -> CostCurve:
 
 
 def profile_path(model: LanguageModel, runtime: str, threads: int) -> Path:
-    """Where the curve of a model on this machine is kept: by model, dtype, device, runtime and threads."""
+    """Where the curve of a model on this machine is kept: by model, dtype, device, runtime, threads and version."""
     device = str(model.device)
     if model.device.type == "cuda":
         import torch
 
         device = torch.cuda.get_device_name(model.device)
-    parts = [model.fingerprint, model.dtype, device, runtime, str(threads), platform.node(), platform.processor()]
+    machine = [device, platform.node(), platform.processor()]
+    parts = [model.fingerprint, model.dtype, *machine, runtime, str(threads), __version__]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     return cache_directory() / "profiles" / f"{name}.json"
 
