@@ -44,7 +44,8 @@ from specds.decode.stream import Stream
 from specds.errors import UsageError
 from specds.jit import compiled
 
-_SESSION_CONTEXTS = 1 << 19
+# More is forgotten: some 100 MB.
+_SESSION_CONTEXTS, _SESSION_ROWS = 1 << 19, 1 << 18
 # A source of which the offset at depth 1 is below this is asked now and then only.
 _MUTED, _EVERY = -2.5, 16
 # Drafting that takes less than this share of a plain step is always done.
@@ -68,7 +69,11 @@ class Auto:
         calibration: str = option(
             "", "what `specds calibrate-drafts` wrote; default: what lies beside the store, or what comes with specds"
         )
-        session: bool = option(False, "draft from earlier answers of this run, too", tries=())
+        session: str = option(
+            "auto",
+            "draft from earlier answers of this run, too: yes, no, or auto, which is with --budget auto",
+            tries=(),
+        )
         max_match: int = option(16, "longest suffix looked up in a store", least=1, tries=())
         neighbours: int = option(100, "neighbours fetched from a dense index", least=1, tries=(30,))
         length: int = option(12, "most tokens of a neighbour's continuation", least=1, tries=())
@@ -98,21 +103,24 @@ class Auto:
         self._dense = [one for one in indexes if isinstance(one, DenseIndex) and DENSE not in left_out]
         self._models = [one for one in indexes if isinstance(one, DraftModel) and MODEL not in left_out]
         always = {CONTEXT, RECYCLING, GUESS} | ({SUFFIX} if self._suffix else set())
-        self._active = {*always, *([SESSION] if options.session else [])} - left_out
+        self._learning = self._stream.curve is not None
+        self._session = shares_session(options.session, self._learning) and SESSION not in left_out
+        self._active = {*always, *([SESSION] if self._session else [])} - left_out
         self.needs: frozenset[Signal] = frozenset({Signal.TREE_TOPK, Signal.TREE_GAPS}) | (
             frozenset({Signal.HIDDEN}) if self._dense else frozenset()
         )
         self.asked: dict[str, float] = {}
         """Seconds that each source took for the last draft; `tree` is what the others take together."""
         self._credit = np.full(len(self._suffix), 0.5)
-        self._learning = self._stream.curve is not None
         self._feedback = self._stream.feedback if self._learning else Feedback()
         self._begin(())
 
     def _begin(self, prompt: Sequence[int]) -> None:
         self._context = Context(prompt)
         self._followers = Followers()
-        self._rows = self._stream.rows if self._options.session else Rows()
+        if len(self._stream.rows) > _SESSION_ROWS:
+            self._stream.rows = Rows()
+        self._rows = self._stream.rows if self._session else Rows()
         self._followers.extend(self._context.tokens, min(1, len(prompt)))
         self._guesses = _EMPTY, _NO_GAPS
         self._sureness = 0.0, 0.0
@@ -149,7 +157,7 @@ class Auto:
         self._look(ids[row], gaps[row], step.tokens[-1])
         length = len(self._context.tokens)
         self._context.extend(step.tokens)
-        if self._options.session:
+        if self._session:
             self._remember(length, step.index)
         if self._dense:
             self._hidden = step.signals[Signal.HIDDEN][-1]
@@ -326,6 +334,18 @@ def sources_of(text: str) -> set[int]:
             raise UsageError(f"no source {name!r}", f"one of {', '.join(SOURCES)}")
         found.add(SOURCES.index(name))
     return found
+
+
+def shares_session(text: str, learning: bool) -> bool:
+    """Whether earlier answers are drafted from.
+
+    Raises:
+        UsageError: neither yes, no nor auto.
+    """
+    said = {"yes": True, "no": False, "auto": learning}
+    if text not in said:
+        raise UsageError(f"session is {text!r}", "yes, no or auto")
+    return said[text]
 
 
 def _draft(grown: Grown) -> Draft:

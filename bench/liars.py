@@ -1,0 +1,74 @@
+"""Make datastores that lie, out of one that does not, to measure what they cost.
+
+    python bench/liars.py code.ds --foreign foreign.txt --out liars
+    specds bench -p todo.jsonl --methods none,auto,auto:liars/random.ds,auto:liars/foreign.ds,auto:liars/near.ds -o r
+
+`random` holds random tokens, `backwards` the store's responses from their end, `near` its responses with every fourth
+token another, and `foreign` a text, of another language say. Each has as many tokens as asked for at most, and both
+indexes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shutil
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specds.datastore.build_dense import DenseOptions, build_dense
+from specds.datastore.build_suffix import build_suffix
+from specds.datastore.corpus import Document, add_documents, read_documents
+from specds.datastore.store import create_store, open_store
+from specds.model import load_model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--foreign", type=Path, help="a text file")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=40_000, help="response tokens of each")
+    parser.add_argument("--model", default="smollm2-135m")
+    options = parser.parse_args()
+    model = load_model(options.model)
+    random, vocabulary = np.random.default_rng(0), int(model.config.vocab_size)
+    most = options.tokens // 100
+    honest = list(islice(read_documents(open_store(options.store, model.tokenizer)), most))
+
+    def near(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        changed = tokens.copy()
+        changed[3::4] = random.integers(0, vocabulary, len(changed[3::4]))
+        return changed
+
+    lies: dict[str, Callable[[NDArray[np.int32]], NDArray[np.int32]]] = {
+        "random": lambda tokens: random.integers(0, vocabulary, len(tokens)).astype(np.int32),
+        "backwards": lambda tokens: tokens[::-1].copy(),
+        "near": near,
+    }
+    liars = {
+        name: [dataclasses.replace(one, source=name, response=lie(one.response)) for one in honest]
+        for name, lie in lies.items()
+    }
+    if options.foreign:
+        text = np.array(model.tokenizer.encode(options.foreign.read_text()), np.int32)
+        pieces = [text[start : start + 100] for start in range(0, min(len(text), options.tokens), 100)]
+        nothing = np.empty(0, np.int32)
+        liars["foreign"] = [Document(f"foreign-{n}", "foreign", nothing, piece) for n, piece in enumerate(pieces)]
+    for name, documents in liars.items():
+        path = options.out / f"{name}.ds"
+        shutil.rmtree(path, ignore_errors=True)
+        store = create_store(path, model.tokenizer)
+        with store.writer() as writer:
+            add_documents(writer, documents, origin="ingested")
+        build_suffix(open_store(path))
+        build_dense(open_store(path), model, DenseOptions())
+        print(f"{path}: {len(documents)} documents, {sum(len(one.response) for one in documents):,} tokens")
+
+
+if __name__ == "__main__":
+    main()
