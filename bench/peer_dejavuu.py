@@ -3,7 +3,8 @@
     specds bench -p F.jsonl --out R --peer 'dejavuu=python3.13 bench/peer_dejavuu.py --model DIR --method sam_decoding'
 
 Stands alone: that Python has dejavuu and torch, and needs no specds. DIR is a model as transformers saves it (of the
-embedded one, specds keeps such a directory in its cache). The model stays loaded; each answer has a drafter of its own.
+embedded one, specds keeps such a directory in its cache; transformers 4 wants `"rope_theta": 100000` in a copy of its
+config.json, or the texts are another model's). The model stays loaded; each answer has a drafter of its own.
 """
 
 import argparse

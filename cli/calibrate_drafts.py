@@ -60,7 +60,8 @@ def calibrate_drafts(
     if out is None and not store:
         raise UsageError("neither --store nor --out is given", "beside which store, or where, is it to be written?")
     path = out if out is not None else calibration_path((store or [Path()])[0])
-    chosen_options = options.settings(set_option or [])
+    # As `--budget auto` has it, which is what the probabilities are for.
+    chosen_options = {"session": "yes", **options.settings(set_option or [])}
     sampling = Sampling(temperature, top_k, top_p, seed)
     prompts = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
     language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)

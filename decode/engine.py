@@ -175,7 +175,7 @@ class Engine:
 
     def _make_budget(self) -> tuple[Budget, Stream | None]:
         if self._curve is None:
-            return Fixed(self.budget or 0), None
+            return Fixed(self.budget or 0), None if self._acceptance is None else Stream()
         return paying_budget(self._curve, self._acceptance)
 
     @property
