@@ -341,6 +341,25 @@ def test_a_source_that_lied_is_heard_again_when_it_tells_the_truth() -> None:
     assert sum(accepted for _, accepted in found) > 150
 
 
+def test_earlier_answers_of_a_run_are_drafted_from_where_requests_share_what_they_learn() -> None:
+    random = np.random.default_rng(6)
+    text = [int(token) for token in random.permutation(20_000)[:80]]
+
+    def steps_of_the_second(stream: Stream, session: str) -> int:
+        found = 0
+        for _ in range(2):
+            found = len(Simulation(Auto(Auto.Options(session=session), [], stream), text, 8).run())
+        return found
+
+    alone = steps_of_the_second(Stream(FAIR), "no")
+    assert alone > 60
+    assert steps_of_the_second(Stream(FAIR), "auto") < 0.6 * alone
+    assert steps_of_the_second(Stream(), "yes") < alone / 2
+    assert steps_of_the_second(Stream(), "auto") == steps_of_the_second(Stream(), "no")
+    with pytest.raises(UsageError, match="session is 'maybe'"):
+        Auto(Auto.Options(session="maybe"))
+
+
 def test_corrections_follow_what_is_right_and_start_again_with_each_request() -> None:
     random = np.random.default_rng(0)
     text, known = random_known(random, 4, 60)
