@@ -61,7 +61,7 @@ class Auto:
     def __init__(self, curve: Prices, most: int | None = None) -> None:
         self._curve = curve
         self._most = min(most or curve.rows[-1], curve.rows[-1] - 1)
-        self._worth, self._asked = Worth(), True
+        self._worth, self._asked = Worth(trials=32, longest=32), True
         self._accepted = np.zeros(_DEPTHS)
         self._promised = np.zeros(_DEPTHS)
         self._context = -1
