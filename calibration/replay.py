@@ -16,7 +16,7 @@ from specds.decode.contracts import Drafter, Signal, Step, Taps, Target
 from specds.decode.cost import CostCurve
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
-from specds.decode.engine import acceptance_for, new_drafter, open_indexes, paying_budget, taps_of
+from specds.decode.engine import acceptance_for, new_budget, new_drafter, open_indexes, taps_of
 from specds.decode.loop import decode
 from specds.decode.method import Method
 from specds.decode.registry import load, parse_options
@@ -228,14 +228,12 @@ class _Drafting:
         budget, curve = self._most, self._curve
         if self.method.drafter == "none":
             return Fixed(0)
-        if budget is not None:
-            return Fixed(budget)
-        if curve is None:
+        if budget is None and curve is None:
             raise UsageError(
                 f"{self.method.name} is to draft as much as pays for itself, and no cost curve is given",
                 "`specds profile --json > C.json` and --cost C.json, or --budget 16",
             )
-        made, self._stream = paying_budget(curve, self._acceptance)
+        made, self._stream = new_budget(budget or 0, curve if budget is None else None, self._acceptance)
         return made
 
     def make(self) -> Drafter:

@@ -12,7 +12,7 @@ from specds.decode.contracts import Target
 from specds.decode.cost import CostCurve
 from specds.decode.draft import empty
 from specds.decode.draft_model import SKIP
-from specds.sampling import numbers
+from specds.sampling import highest, unchecked
 
 _MOST_GAMMA = 8
 
@@ -117,7 +117,7 @@ def _speed(agreement: float, cost: float, curve: CostCurve) -> tuple[int, float]
 
 
 def _argmax(logits: object) -> int:
-    return int(numbers(logits).argmax())  # type: ignore[arg-type]
+    return highest(unchecked(logits))  # type: ignore[arg-type]
 
 
 def _ranges(layers: Sequence[int]) -> Iterator[str]:

@@ -174,9 +174,7 @@ class Engine:
         return DraftModel(speaker, self.sampling, self.independent, Noise.of(self.sampling.seed, ()))
 
     def _make_budget(self) -> tuple[Budget, Stream | None]:
-        if self._curve is None:
-            return Fixed(self.budget or 0), None if self._acceptance is None else Stream()
-        return paying_budget(self._curve, self._acceptance)
+        return new_budget(self.budget or 0, self._curve, self._acceptance)
 
     @property
     def pair(self) -> Pair:
@@ -359,12 +357,17 @@ def acceptance_for(found: Any, options: Any, stores: Sequence[Path], model: Lang
     return choose_acceptance(options.calibration, stores, model.fingerprint)
 
 
-def paying_budget(curve: Prices, acceptance: Acceptance | None) -> tuple[Budget, Stream | None]:
-    """A budget of as much as pays for itself, and for a drafter that weighs its drafts what its requests share."""
+def new_budget(nodes: int, curve: Prices | None, acceptance: Acceptance | None) -> tuple[Budget, Stream | None]:
+    """A budget, and for a drafter that weighs its drafts what its requests share.
+
+    Args:
+        nodes: the most, where there is no curve.
+        curve: as much as pays for itself by it.
+    """
     if acceptance is None:
-        return Auto(curve), None
+        return (Fixed(nodes) if curve is None else Auto(curve)), None
     stream = Stream(curve)
-    return Fixed(stream.most), stream
+    return Fixed(nodes if curve is None else stream.most), stream
 
 
 def new_drafter(

@@ -20,9 +20,7 @@ from specds.model import LanguageModel
 from ..conftest import make_model
 
 ALONE = [
-    name
-    for name in DRAFTERS
-    if name != "none" and not load(DRAFTERS, name, "drafter").store_required and name not in ("model",)
+    name for name in DRAFTERS if name not in ("none", "model") and not load(DRAFTERS, name, "drafter").store_required
 ]
 CURVE = CostCurve((1, 65), (100,), np.array([[1.0, 1.01]]))
 
