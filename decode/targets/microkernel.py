@@ -40,16 +40,30 @@ _FEW, _FEW_AHEAD, _AHEAD = 4, (16, 3), (128, 2)
 _POINTER: Any = types.CPointer(types.float32)  # type: ignore[attr-defined, unused-ignore]
 
 
+def _load(builder: Any, pointer: Any, index: Any) -> Any:
+    line = builder.load(builder.bitcast(builder.gep(pointer, [index]), _VECTOR.as_pointer()))
+    line.align = 4
+    return line
+
+
+def _store(builder: Any, line: Any, pointer: Any, index: Any) -> None:
+    builder.store(line, builder.bitcast(builder.gep(pointer, [index]), _VECTOR.as_pointer())).align = 4
+
+
+def _everywhere(builder: Any, number: Any) -> Any:
+    """A number in every lane."""
+    undefined = ir.Constant(_VECTOR, ir.Undefined)
+    first = builder.insert_element(undefined, number, ir.IntType(32)(0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+
+
 def _emit_product(
     builder: Any, rows: int, panel: Any, x: Any, x_stride: Any, depth: Any, out: Any, stride: Any
 ) -> None:
     """The loop for a number of rows known now, so that every sum has a register of its own."""
-    vectors = _VECTOR.as_pointer()
     fma = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fma.v{LANES}f32"
     )
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
-    everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
     zero = ir.Constant(_VECTOR, [0.0] * LANES)
     # LLVM keeps these in registers: their address is never taken.
     sums = [cgutils.alloca_once_value(builder, zero) for _ in range(rows)]
@@ -64,16 +78,12 @@ def _emit_product(
             lines, cache = _FEW_AHEAD if rows <= _FEW else _AHEAD
             later = builder.gep(panel, [builder.mul(builder.add(loop.index, _I64(lines)), _I64(LANES))])
             builder.call(hint, [builder.bitcast(later, _BYTES), *map(ir.IntType(32), (0, cache, 1))])
-        line = builder.load(builder.bitcast(builder.gep(panel, [builder.mul(loop.index, _I64(LANES))]), vectors))
-        line.align = 4
+        line = _load(builder, panel, builder.mul(loop.index, _I64(LANES)))
         for one, start in zip(sums, starts, strict=True):
             number = builder.load(builder.gep(start, [loop.index]))
-            lowest = builder.insert_element(undefined, number, ir.IntType(32)(0))
-            spread = builder.shuffle_vector(lowest, undefined, everywhere)
-            builder.store(builder.call(fma, [spread, line, builder.load(one)]), one)
+            builder.store(builder.call(fma, [_everywhere(builder, number), line, builder.load(one)]), one)
     for row, one in enumerate(sums):
-        place = builder.gep(out, [builder.mul(stride, _I64(row))])
-        builder.store(builder.load(one), builder.bitcast(place, vectors)).align = 4
+        _store(builder, builder.load(one), out, builder.mul(stride, _I64(row)))
 
 
 def _product(
@@ -125,16 +135,6 @@ def _emit_exponential(builder: Any, x: Any) -> Any:
     return builder.fmul(value, power)
 
 
-def _load(builder: Any, pointer: Any, index: Any) -> Any:
-    line = builder.load(builder.bitcast(builder.gep(pointer, [index]), _VECTOR.as_pointer()))
-    line.align = 4
-    return line
-
-
-def _store(builder: Any, line: Any, pointer: Any, index: Any) -> None:
-    builder.store(line, builder.bitcast(builder.gep(pointer, [index]), _VECTOR.as_pointer())).align = 4
-
-
 def _gate(typingctx: Any, values: Any, out: Any) -> Any:
     """out = SiLU(values[:LANES]) · values[LANES : 2 · LANES]."""
 
@@ -156,9 +156,7 @@ def _exponentials(typingctx: Any, values: Any, blocks: Any, less: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values, blocks, less = args
-        undefined = ir.Constant(_VECTOR, ir.Undefined)
-        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-        less = builder.shuffle_vector(builder.insert_element(undefined, less, ir.IntType(32)(0)), undefined, everywhere)
+        less = _everywhere(builder, less)
         with cgutils.for_range(builder, blocks) as loop:
             at = builder.mul(loop.index, _I64(LANES))
             line = builder.fsub(_load(builder, values, at), less)
