@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.datastore import ann
+from specds.datastore.by_token import MOST_KEYS, ByToken
 from specds.datastore.manifest import Segment
 from specds.datastore.mapped import map_array
 from specds.datastore.normalizer import Normalizer
@@ -32,6 +33,7 @@ class DensePart:
             value for keys of documents that are gone.
         tokens: uint16[m] or uint32[m], documents with the dtype's largest value after each; memory-mapped.
         removed: how many keys are of documents that are gone.
+        by_token: the keys once more, by the token that follows; None if there are too many, or they are not kept.
     """
 
     normalizer: Normalizer
@@ -39,6 +41,7 @@ class DensePart:
     positions: NDArray[Any]
     tokens: NDArray[Any]
     removed: int
+    by_token: ByToken | None = None
 
     @classmethod
     def open(cls, directory: Path, segment: Segment) -> DensePart:
@@ -62,7 +65,13 @@ class DensePart:
                 "run `specds rebuild`",
             ) from error
         searcher = ann.load(directory / "keys", parameters, len(normalizer.components))
-        return cls(normalizer, searcher, positions, tokens, removed)
+        keys = ann.stored_keys(directory / "keys", parameters) if len(positions) <= MOST_KEYS else None
+        if keys is not None and keys.shape != (len(positions), len(normalizer.components)):
+            raise CorruptStore(
+                f"{directory}: the keys are {keys.shape}, for {len(positions)} positions", "run `specds rebuild`"
+            )
+        by_token = None if keys is None else ByToken(keys, positions, tokens)
+        return cls(normalizer, searcher, positions, tokens, removed, by_token)
 
     def search(self, key: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """The k nearest keys that are not of removed documents: similarity, and positions in `tokens`."""
@@ -79,6 +88,17 @@ class DensePart:
             if there.sum() >= k or len(rows) < wanted:
                 return similarity[there][:k], positions[there][:k].astype(np.int64)
             wanted *= 2
+
+    def search_followed_by(
+        self, key: NDArray[np.float32], token: int, k: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """As `search`, of keys that a token follows: k of these, or those among the k nearest of all."""
+        found = None if self.by_token is None else self.by_token.search(key, token, k)
+        if found is not None:
+            return found
+        similarity, positions = self.search(key, k)
+        right = _tokens(self.tokens, positions) == token
+        return similarity[right], positions[right]
 
 
 def map_values(directory: Path, parameters: dict[str, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -130,14 +150,33 @@ class DenseIndex:
         Returns:
             similarity float32[≤ k] (cosine, falling), and where each continuation starts, int64[≤ k].
         """
-        if len(self.parts) == 1:
-            return self.parts[0].search(self.parts[0].normalizer.key(hidden), k)
+        return self._search(hidden, k, None)
+
+    def search_followed_by(
+        self, hidden: NDArray[np.float32], token: int, k: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The most similar positions to a hidden state of those where a token stands.
+
+        All keys that the token follows are compared. In a segment where these are more than an approximate search is
+        worth, or where keys are not kept as numbers, it is those among the k nearest keys.
+
+        Returns:
+            similarity float32[≤ k] (to within 0.01, falling), and where each continuation starts, int64[≤ k].
+        """
+        return self._search(hidden, k, token)
+
+    def _search(
+        self, hidden: NDArray[np.float32], k: int, token: int | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         found = []
         keys: dict[int, NDArray[np.float32]] = {}
         for part, start in zip(self.parts, self.starts, strict=True):
             if id(part.normalizer) not in keys:
                 keys[id(part.normalizer)] = part.normalizer.key(hidden)
-            similarity, positions = part.search(keys[id(part.normalizer)], k)
+            key = keys[id(part.normalizer)]
+            similarity, positions = part.search(key, k) if token is None else part.search_followed_by(key, token, k)
+            if len(self.parts) == 1:
+                return similarity, positions
             found.append((similarity, positions + start))
         similarity, positions = (np.concatenate(column) for column in zip(*found, strict=True))
         best = np.argsort(-similarity, kind="stable")[:k]

@@ -96,6 +96,8 @@ class Auto:
         self._accepted *= _MEMORY
         self._promised *= _MEMORY
         draft = step.draft
+        if step.index == 0:
+            self._worth.start()
         self._weigh(step)
         if len(draft):
             path = np.array(step.path, np.int64)

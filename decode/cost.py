@@ -22,16 +22,19 @@ from specds.files import write_atomically
 from specds.model import LanguageModel, cache_directory
 from specds.version import __version__
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128)
 CONTEXTS = (64, 512, 2048)
-_QUICK_ROWS = (1, 2, 4, 8, 16, 32, 64)
+# Close together where drafts are: a runtime's pass has steps there, where another row of registers begins.
+_QUICK_ROWS = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 24, 32, 64)
 _QUICK_CONTEXT = 256
-_QUICK_SECONDS = 2.0
+_QUICK_SECONDS = 2.5
 _ALWAYS = 16
 _FORMAT = "specds cost curve 1"
 _CONTEXT_STEP = 64
 # Passes that a measured point is worth; passes after which they are forgotten; how much longer one may be than others.
 _TRUSTED, _FORGOTTEN, _LEAP = 4, 32, 2.0
+# Passes after which a correction is not believed any more: the machine may be busier, or less busy, again.
+_STALE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,9 @@ class Prices(Protocol):
 class Corrected:
     """A curve that the passes of a run correct: the machine may be busier, or less busy, than when it was measured.
 
-    Between row counts that passes had, corrections are interpolated; beyond them the nearest one holds.
+    Between row counts that passes had lately, corrections are interpolated. Beyond them the nearest one holds if it is
+    for the better; if it is for the worse, what was measured does, so that more rows are tried before they are ruled
+    out.
 
     Args:
         curve: as it was measured.
@@ -116,6 +121,7 @@ class Corrected:
         self._curve = curve
         self._factors = np.ones(curve.rows[-1] + 1)
         self._seen = np.zeros(curve.rows[-1] + 1)
+        self._last, self._passes = np.zeros(curve.rows[-1] + 1, np.int64), 0
         self._expected, self._context = curve.at(0), 0
 
     @property
@@ -125,13 +131,18 @@ class Corrected:
 
     def at(self, context: int) -> NDArray[np.float64]:
         """See `Prices.at`."""
-        known = np.flatnonzero(self._seen)
+        known = np.flatnonzero((self._seen > 0) & (self._passes - self._last < _STALE))
         expected = self._curve.at(context)
         if not len(known):
             return expected
-        found = expected * np.interp(np.arange(len(expected)), known, self._factors[known])
-        # More rows never cost less; where they seem to, the fewer ones cost no more than they.
-        return np.minimum.accumulate(found[::-1])[::-1]
+        factors = self._factors[known]
+        found = expected * np.interp(
+            np.arange(len(expected)), known, factors, left=min(factors[0], 1.0), right=min(factors[-1], 1.0)
+        )
+        # More rows never cost less. Where they seem to, what passes took is believed before what was measured.
+        last = known[-1]
+        found[: last + 1] = np.minimum.accumulate(found[last::-1])[::-1]
+        return np.maximum.accumulate(found)
 
     def observe(self, step: Step) -> None:
         """Learn from a pass over a draft; the prompt's says nothing."""
@@ -148,6 +159,8 @@ class Corrected:
         # What was measured counts as much as some passes.
         self._factors[rows] += (found - factor) / min(seen + 1 + _TRUSTED, _FORGOTTEN)
         self._seen[rows] += 1
+        self._passes += 1
+        self._last[rows] = self._passes
 
 
 def measure(

@@ -148,7 +148,8 @@ class Worth:
 
     After each time it was asked, the tokens that the tree foretold with it and without it are compared, in seconds of
     decoding, less what more rows took. Where that is less than asking takes, it is asked ever more rarely, down to once
-    in 256 steps, and at once again when it pays.
+    in 256 steps, and at once again when it pays. A request may be of another kind than those before it: each asks a
+    few times whatever they found, and goes on asking where it finds more than they did.
     """
 
     EDGES = (1.25, 1.7, 2.5)
@@ -166,6 +167,13 @@ class Worth:
         """Seconds that asking takes, lately."""
         self._timed = 0
         self._waited, self._pause = np.zeros(kinds, np.int64), np.full(kinds, _SHORTEST)
+        self.start()
+
+    def start(self) -> None:
+        """A new request."""
+        self._greetings = _GREETINGS
+        self._surprise, self._known = 0.0, 0.0
+        self._waited[:], self._pause[:] = 0, _SHORTEST
 
     def kind(self, expected: float) -> int:
         """Which kind a step is in which so many tokens are expected without the source."""
@@ -173,7 +181,7 @@ class Worth:
 
     def asks(self, kind: int) -> bool:
         """Whether to ask now."""
-        if self._seen[kind] < self._trials or self._gain[kind] > self.cost:
+        if self._seen[kind] < self._trials or self._greetings > 0 or self._pays(kind):
             return True
         self._waited[kind] += 1
         if self._waited[kind] < self._pause[kind]:
@@ -181,6 +189,10 @@ class Worth:
         self._waited[kind] = 0
         self._pause[kind] = min(2 * self._pause[kind], self._longest)
         return True
+
+    def _pays(self, kind: int) -> bool:
+        """Whether it does by what all requests found, or by how much more this one found."""
+        return bool(self._gain[kind] + max(0.0, self._surprise / (self._known + _DOUBT)) > self.cost)
 
     def observe(self, kind: int, gain: float, seconds: float) -> None:
         """What came of asking: seconds won, and seconds it took."""
@@ -190,9 +202,12 @@ class Worth:
         else:
             self.cost += 0.1 * (min(seconds, 4 * self.cost) - self.cost)
         self._timed += 1
+        self._greetings -= 1
+        self._surprise = _REQUEST * self._surprise + gain - self._gain[kind]
+        self._known = _REQUEST * self._known + 1.0
         self._seen[kind] += 1
         self._gain[kind] += max(1.0 / self._seen[kind], _RATE) * (gain - self._gain[kind])
-        if self._gain[kind] > self.cost:
+        if self._pays(kind):
             self._pause[kind] = _SHORTEST
 
 
@@ -202,3 +217,7 @@ _FIRST = 4
 _RATE = 0.03
 # Steps between two times that a source which does not pay any more is asked, at first.
 _SHORTEST = 8
+# Times that each request asks, whatever others found.
+_GREETINGS = 3
+# Times that a request must have asked before what it found counts as much as what others did.
+_DOUBT = 4.0

@@ -105,10 +105,9 @@ def neighbours(
     sims: list[NDArray[np.float32]] = []
     blocks: list[NDArray[np.int64]] = []
     for index in indexes:
-        similarity, positions = index.search(hidden, count)
-        right = index.starting_with(positions, last)
-        sims.append(similarity[right])
-        blocks.append(index.following(positions[right] + 1, length))
+        similarity, positions = index.search_followed_by(hidden, last, count)
+        sims.append(similarity)
+        blocks.append(index.following(positions + 1, length))
     tokens, parents, mass, total, top, margin = _prefixes(np.concatenate(blocks), np.concatenate(sims))
     return Near((tokens, parents, mass), total, top, margin) if len(tokens) else None
 

@@ -29,3 +29,8 @@ class Stream:
         self.session, self.rows = Followers(), Rows()
         self.drafting = 0.0
         """Seconds that drafting takes a step, lately."""
+
+    def start(self) -> None:
+        """A new request."""
+        for worth in (*self.worth.values(), self.drafts):
+            worth.start()

@@ -404,6 +404,28 @@ def test_a_source_that_does_not_pay_is_asked_rarely_and_one_that_does_always() -
         assert low <= asked <= high
 
 
+def test_a_request_finds_out_by_itself_that_a_source_pays() -> None:
+    """After many requests in which it did not; and what one found does not bind the next."""
+    worth = Worth()
+
+    def asks(gain: float) -> int:
+        worth.start()
+        asked = 0
+        for _ in range(60):
+            if worth.asks(0):
+                asked += 1
+                worth.observe(0, gain, 1e-3)
+        return asked
+
+    for _ in range(20):
+        useless = asks(-1e-4)
+    assert useless <= 8
+    assert asks(8e-3) == 60
+    for _ in range(40):
+        useless = asks(-1e-4)
+    assert useless <= 8
+
+
 def test_features_have_names_and_the_shipped_model_reads_them() -> None:
     ensemble = shipped().ensemble
     row = np.full(len(FEATURES), -1.0, np.float32)

@@ -238,6 +238,24 @@ def test_passes_correct_a_curve_that_was_measured_while_the_machine_was_busy() -
     assert len(Auto(curve).fit(draft, 100)) >= 1
 
 
+def test_more_rows_are_tried_before_they_are_ruled_out() -> None:
+    """Memory is slow now: one row takes three times as long, and eight take no longer than that."""
+    curve = Corrected(CostCurve((1, 2, 4, 8, 16), (100,), np.array([[1.0, 1.2, 1.5, 2.8, 6.0]])))
+    for _ in range(200):
+        curve.observe(passed(1, 3.0))
+    now = curve.at(100)
+    assert now[1] == pytest.approx(3.0, rel=0.05)
+    assert now[2] == now[8] == pytest.approx(now[1], rel=0.01)
+    assert now[16] == pytest.approx(6.0)
+    # What was not seen for long is tried again.
+    for _ in range(200):
+        curve.observe(passed(8, 9.0))
+    assert curve.at(100)[8] == pytest.approx(9.0, rel=0.1)
+    for _ in range(600):
+        curve.observe(passed(1, 3.0))
+    assert curve.at(100)[8] == pytest.approx(now[1], rel=0.01)
+
+
 def test_the_prompts_pass_and_a_pause_of_the_machine_say_little() -> None:
     curve = Corrected(FAIR)
     before = curve.at(100)

@@ -1,0 +1,131 @@
+"""Keys by the token that came next: of those with the token just picked all are compared, while they are not too many.
+
+A search by similarity alone finds neighbours of which a good part are followed by another token, and takes its time to
+be approximate. Who wants those followed by one token (DReSD §3.5) need only look at these: some thousands of a store of
+hundreds of thousands, in one byte a number, one behind the other in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specds.jit import compiled, compiled_loosely
+
+MOST_KEYS = 1 << 21
+"""Of larger segments no copy is made: in bytes, this many times the keys' dimensions."""
+MOST_COMPARED = 1 << 14
+"""Keys of one token that are all compared; of more, an approximate search is faster."""
+_CHUNK = 1 << 14
+_BINS = 256
+
+
+class ByToken:
+    """A segment's keys, ordered by the token that came next, in one byte a number.
+
+    Args:
+        keys: float32[n, dims] of unit length, or nearly; may be memory-mapped. Read once, from front to end.
+        positions: int[n], where each key's continuation starts in `tokens`; the dtype's largest value: it has none.
+        tokens: the segment's tokens; the dtype's largest value where a document ends.
+    """
+
+    def __init__(self, keys: NDArray[np.float32], positions: NDArray[Any], tokens: NDArray[Any]) -> None:
+        gone = np.asarray(positions) == np.iinfo(positions.dtype).max
+        at = np.where(gone | (positions >= len(tokens)), 0, positions).astype(np.int64)
+        following = np.asarray(tokens)[at].astype(np.int64)
+        gone |= (positions >= len(tokens)) | (following == np.iinfo(tokens.dtype).max)
+        following[gone] = -1
+        order = np.argsort(following, kind="stable")
+        order = order[int(gone.sum()) :]
+        sizes = np.bincount(following[order]) if len(order) else np.zeros(0, np.int64)
+        self._starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self._positions: NDArray[np.int64] = at[order]
+        place = np.full(len(keys), -1, np.int64)
+        place[order] = np.arange(len(order))
+        self._codes = np.empty((len(order), keys.shape[1]), np.int8)
+        self._scales = np.empty(len(order), np.float32)
+        for start in range(0, len(keys), _CHUNK):
+            _encode(np.asarray(keys[start : start + _CHUNK]), place[start : start + _CHUNK], self._codes, self._scales)
+
+    def search(
+        self, key: NDArray[np.float32], token: int, k: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]] | None:
+        """The k nearest keys that a token follows; None where there are too many of them to be compared.
+
+        Returns:
+            similarity float32[≤ k], falling, to within 0.01, and where each continuation starts, int64[≤ k].
+        """
+        known = 0 <= token < len(self._starts) - 1
+        low, high = self._starts[token : token + 2].tolist() if known else (0, 0)
+        if high - low > MOST_COMPARED:
+            return None
+        if high == low or not np.isfinite(key).all():
+            return np.empty(0, np.float32), np.empty(0, np.int64)
+        similarity, rows = _nearest(self._codes, self._scales, low, high, key, k)
+        return similarity, self._positions[rows]
+
+
+@compiled
+def _encode(keys: Any, place: Any, codes: Any, scales: Any) -> None:
+    """Keys as whole numbers up to 127, and what one of them is worth; those of no place are left out.
+
+    A key that is not all numbers is like nothing.
+    """
+    for row in range(len(keys)):
+        to = place[row]
+        if to < 0:
+            continue
+        largest, sound = np.float32(1e-12), True
+        for at in range(keys.shape[1]):
+            largest = max(largest, abs(keys[row, at]))
+            sound = sound and np.isfinite(keys[row, at])
+        if not sound:
+            codes[to] = 0
+            scales[to] = 0.0
+            continue
+        for at in range(keys.shape[1]):
+            codes[to, at] = np.int8(np.rint(keys[row, at] / largest * 127.0))
+        scales[to] = largest / 127.0
+
+
+@compiled_loosely
+def _similarities(codes: Any, scales: Any, low: int, high: int, key: Any, found: Any) -> None:
+    for row in range(low, high):
+        total = np.float32(0.0)
+        for at in range(codes.shape[1]):
+            total += np.float32(codes[row, at]) * key[at]
+        found[row - low] = total * scales[row]
+
+
+@compiled
+def _nearest(codes: Any, scales: Any, low: int, high: int, key: Any, k: int) -> Any:
+    """The k most similar of some rows, of equally similar ones the first."""
+    every = np.empty(high - low, np.float32)
+    _similarities(codes, scales, low, high, key, every)
+    count = len(every)
+    candidates = np.empty(count, np.int64)
+    size = 0
+    if count > 2 * k:
+        # Only what lies in the bins that hold the first k is sorted.
+        lowest, highest = every.min(), every.max()
+        width = max((highest - lowest) / _BINS, 1e-9)
+        bins = np.zeros(_BINS + 1, np.int64)
+        for value in every:
+            bins[int((highest - value) / width)] += 1
+        last, seen = 0, bins[0]
+        while seen < k:
+            last += 1
+            seen += bins[last]
+        for row in range(count):
+            if int((highest - every[row]) / width) <= last:
+                candidates[size] = row
+                size += 1
+    else:
+        for row in range(count):
+            candidates[row] = row
+        size = count
+    candidates = candidates[:size]
+    best = candidates[np.argsort(-every[candidates], kind="mergesort")[:k]]
+    return every[best], best + low
