@@ -14,7 +14,7 @@ from specds.decode.verifiers.recorded import Recorded
 from specds.model import LanguageModel
 
 _CIRCLE, _ROUNDS = 7, 6
-_STEPS = 24
+_STEPS = 32
 
 
 def rehearse(drafter: Drafter, budget: Budget, model: LanguageModel) -> None:
@@ -27,9 +27,10 @@ def rehearse(drafter: Drafter, budget: Budget, model: LanguageModel) -> None:
         CorruptStore: what the drafter looks things up in turns out to be broken.
     """
     vocabulary, width = int(model.config.vocab_size), int(model.config.hidden_size)
-    # A text that goes round in a circle, so that there is something to find in it.
+    # A text that goes round in a circle, so that there is something to find in it; later on drafts are wrong.
     prompt = [number % vocabulary for number in range(_CIRCLE)] * _ROUNDS
-    text = prompt + [prompt[place % _CIRCLE] for place in range(_STEPS)]
+    around = [prompt[place % _CIRCLE] for place in range(_STEPS // 2)]
+    text = [*prompt, *around, *((place * place) % vocabulary for place in range(_STEPS - len(around)))]
     random = np.random.default_rng(0)
     logits = torch.zeros((_STEPS, vocabulary), device=model.device)
     logits[range(_STEPS), text[len(prompt) :]] = 9.0

@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specds.decode.budget import Auto, Fixed
+from specds.decode import budget
+from specds.decode.budget import Fixed
 from specds.decode.cost import CostCurve
 from specds.decode.draft import Draft
 from specds.decode.drafters import DRAFTERS
+from specds.decode.drafters.auto import Auto
 from specds.decode.engine import Engine
+from specds.decode.ngrams import Followers, Rows
 from specds.decode.registry import load
 from specds.decode.rehearsal import rehearse
+from specds.decode.stream import Stream
 from specds.model import LanguageModel
 
 from ..conftest import make_model
@@ -46,12 +50,21 @@ class Watched:
         return draft
 
 
-@pytest.mark.parametrize("make", [lambda: Fixed(8), lambda: Auto(CURVE)])
+@pytest.mark.parametrize("make", [lambda: Fixed(8), lambda: budget.Auto(CURVE)])
 @pytest.mark.parametrize("name", ALONE)
 def test_every_drafter_drafts_in_it(model: LanguageModel, name: str, make: Callable[[], Any]) -> None:
     drafter = Watched(Engine(model, name, budget=8).make_drafter())
     rehearse(drafter, make(), model)
     assert max(drafter.sizes) >= 1
+
+
+def test_the_tables_of_auto_grow_in_it(model: LanguageModel) -> None:
+    """Growing is compiled code, too."""
+    stream = Stream(CURVE)
+    drafter = Auto(Auto.Options(), stream=stream)
+    rehearse(drafter, Fixed(stream.most), model)
+    assert len(stream.rows.keys) > len(Rows().keys)
+    assert len(stream.session.rows) > len(Followers().rows)
 
 
 @pytest.mark.parametrize("name", ALONE)
