@@ -7,7 +7,7 @@ hundreds of thousands, in one byte a number, one behind the other in memory.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,22 @@ MOST_COMPARED = 1 << 14
 """Keys of one token that are all compared; of more, an approximate search is faster."""
 _CHUNK = 1 << 14
 _BINS = 256
+
+
+class Table(NamedTuple):
+    """What is compared, for compiled code.
+
+    Attributes:
+        starts: int64[m + 1]: the rows of token t are starts[t] … starts[t + 1] - 1; of others there are none.
+        codes: int8[n, dims]: keys, as whole numbers.
+        scales: float32[n]: what one of them is worth.
+        positions: int64[n]: where continuations start.
+    """
+
+    starts: NDArray[np.int64]
+    codes: NDArray[np.int8]
+    scales: NDArray[np.float32]
+    positions: NDArray[np.int64]
 
 
 class ByToken:
@@ -40,14 +56,13 @@ class ByToken:
         order = np.argsort(following, kind="stable")
         order = order[int(gone.sum()) :]
         sizes = np.bincount(following[order]) if len(order) else np.zeros(0, np.int64)
-        self._starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        self._positions: NDArray[np.int64] = at[order]
+        starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         place = np.full(len(keys), -1, np.int64)
         place[order] = np.arange(len(order))
-        self._codes = np.empty((len(order), keys.shape[1]), np.int8)
-        self._scales = np.empty(len(order), np.float32)
+        codes, scales = np.empty((len(order), keys.shape[1]), np.int8), np.empty(len(order), np.float32)
         for start in range(0, len(keys), _CHUNK):
-            _encode(np.asarray(keys[start : start + _CHUNK]), place[start : start + _CHUNK], self._codes, self._scales)
+            _encode(np.asarray(keys[start : start + _CHUNK]), place[start : start + _CHUNK], codes, scales)
+        self.table = Table(starts, codes, scales, at[order])
 
     def search(
         self, key: NDArray[np.float32], token: int, k: int
@@ -57,14 +72,15 @@ class ByToken:
         Returns:
             similarity float32[≤ k], falling, to within 0.01, and where each continuation starts, int64[≤ k].
         """
-        known = 0 <= token < len(self._starts) - 1
-        low, high = self._starts[token : token + 2].tolist() if known else (0, 0)
-        if high - low > MOST_COMPARED:
+        if self.count(token) > MOST_COMPARED:
             return None
-        if high == low or not np.isfinite(key).all():
-            return np.empty(0, np.float32), np.empty(0, np.int64)
-        similarity, rows = _nearest(self._codes, self._scales, low, high, key, k)
-        return similarity, self._positions[rows]
+        similarity, positions = nearest(self.table, token, key, k)
+        return similarity, positions
+
+    def count(self, token: int) -> int:
+        """How many keys a token follows."""
+        starts = self.table.starts
+        return int(starts[token + 1] - starts[token]) if 0 <= token < len(starts) - 1 else 0
 
 
 @compiled
@@ -100,11 +116,15 @@ def _similarities(codes: Any, scales: Any, low: int, high: int, key: Any, found:
 
 
 @compiled
-def _nearest(codes: Any, scales: Any, low: int, high: int, key: Any, k: int) -> Any:
-    """The k most similar of some rows, of equally similar ones the first."""
-    every = np.empty(high - low, np.float32)
+def nearest(table: Any, token: int, key: Any, k: int) -> Any:
+    """As `ByToken.search`, however many there are; of equally similar keys the first."""
+    starts, codes, scales, positions = table
+    low, high = 0, 0
+    if 0 <= token < len(starts) - 1 and np.isfinite(key).all():
+        low, high = starts[token], starts[token + 1]
+    count = high - low
+    every = np.empty(count, np.float32)
     _similarities(codes, scales, low, high, key, every)
-    count = len(every)
     candidates = np.empty(count, np.int64)
     size = 0
     if count > 2 * k:
@@ -128,4 +148,4 @@ def _nearest(codes: Any, scales: Any, low: int, high: int, key: Any, k: int) -> 
         size = count
     candidates = candidates[:size]
     best = candidates[np.argsort(-every[candidates], kind="mergesort")[:k]]
-    return every[best], best + low
+    return every[best], positions[low + best]

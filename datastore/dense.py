@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.datastore import ann
-from specds.datastore.by_token import MOST_KEYS, ByToken
+from specds.datastore.by_token import MOST_COMPARED, MOST_KEYS, ByToken
 from specds.datastore.manifest import Segment
 from specds.datastore.mapped import map_array
 from specds.datastore.normalizer import Normalizer
@@ -181,6 +181,13 @@ class DenseIndex:
         similarity, positions = (np.concatenate(column) for column in zip(*found, strict=True))
         best = np.argsort(-similarity, kind="stable")[:k]
         return similarity[best], positions[best]
+
+    def alone(self, token: int) -> tuple[DensePart, ByToken] | None:
+        """The index's only segment, if all its keys that a token follows can be compared; else None."""
+        part = self.parts[0]
+        if len(self.parts) > 1 or part.by_token is None or part.by_token.count(token) > MOST_COMPARED:
+            return None
+        return part, part.by_token
 
     def starting_with(self, positions: NDArray[np.int64], token: int) -> NDArray[np.int64]:
         """Indices of the positions at which a token stands."""

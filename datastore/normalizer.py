@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specds.jit import compiled_loosely
 
 _EPSILON = 1e-6
 _CHUNK = 16_384
@@ -64,8 +67,10 @@ class Normalizer:
 
     def key(self, state: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32[d] → float32[dims]: the same for one state."""
-        reduced = self.components @ ((state - self.mean) * self.scale)
-        return np.asarray(reduced / max(float(np.sqrt(reduced @ reduced)), _EPSILON), np.float32)
+        if state.shape != self.mean.shape:
+            raise ValueError(f"a state of {state.shape}, and the normalizer is of {self.mean.shape}")
+        key: NDArray[np.float32] = _key(self.mean, self.scale, self.components, state)
+        return key
 
     def same(self, other: Normalizer) -> bool:
         """Whether keys of both can be compared: they are the same transformation."""
@@ -102,3 +107,22 @@ class Normalizer:
             raise ValueError(f"{path.name}: shapes {mean.shape}, {scale.shape} and {components.shape} do not fit")
         kept, sampled = float(about.get("explained_variance", "nan")), int(about.get("sampled", "0"))
         return cls(mean, scale, components, kept, sampled)
+
+
+@compiled_loosely
+def _key(mean: Any, scale: Any, components: Any, state: Any) -> Any:
+    scored = np.empty(len(state), np.float32)
+    for at in range(len(state)):
+        scored[at] = (state[at] - mean[at]) * scale[at]
+    key = np.empty(len(components), np.float32)
+    square = np.float32(0.0)
+    for row in range(len(components)):
+        total = np.float32(0.0)
+        for at in range(len(scored)):
+            total += components[row, at] * scored[at]
+        key[row] = total
+        square += total * total
+    length = max(np.sqrt(square), np.float32(_EPSILON))
+    for row in range(len(key)):
+        key[row] /= length
+    return key

@@ -172,7 +172,7 @@ class Worth:
     def start(self) -> None:
         """A new request."""
         self._greetings = _GREETINGS
-        self._surprise, self._known = 0.0, 0.0
+        self._surprise, self._found, self._known, self._sure = 0.0, 0.0, 0.0, 0
         self._waited[:], self._pause[:] = 0, _SHORTEST
 
     def kind(self, expected: float) -> int:
@@ -190,6 +190,13 @@ class Worth:
         self._pause[kind] = min(2 * self._pause[kind], self._longest)
         return True
 
+    def sure(self) -> bool:
+        """Whether it paid so well in this request that it need not be compared each time; every 8th time it is."""
+        if self._known < _DOUBT or self._found < _FAR * self.cost * self._known:
+            return False
+        self._sure += 1
+        return self._sure % _COMPARED > 0
+
     def _pays(self, kind: int) -> bool:
         """Whether it does by what all requests found, or by how much more this one found."""
         return bool(self._gain[kind] + max(0.0, self._surprise / (self._known + _DOUBT)) > self.cost)
@@ -204,6 +211,7 @@ class Worth:
         self._timed += 1
         self._greetings -= 1
         self._surprise = _REQUEST * self._surprise + gain - self._gain[kind]
+        self._found = _REQUEST * self._found + gain
         self._known = _REQUEST * self._known + 1.0
         self._seen[kind] += 1
         self._gain[kind] += max(1.0 / self._seen[kind], _RATE) * (gain - self._gain[kind])
@@ -221,3 +229,5 @@ _SHORTEST = 8
 _GREETINGS = 3
 # Times that a request must have asked before what it found counts as much as what others did.
 _DOUBT = 4.0
+# What asking must have brought, of what it takes, not to be compared each time; and how often it is then.
+_FAR, _COMPARED = 4.0, 8

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specds.datastore.by_token import nearest
 from specds.datastore.dense import DenseIndex
 from specds.datastore.suffix_lookup import Parts, _continuation_tree, _longest_match
 from specds.decode.expansion import SUFFIX_TRIES, Branches
@@ -102,14 +103,36 @@ def neighbours(
         count: neighbours fetched.
         length: most tokens of a continuation.
     """
+    if len(indexes) == 1 and (alone := indexes[0].alone(last)) is not None:
+        # One store of one segment, as most are: all of it in one call.
+        part, by_token = alone
+        end = np.iinfo(part.tokens.dtype).max
+        return _near(*_tree(by_token.table, part.tokens, end, last, part.normalizer.key(hidden), count, length))
     sims: list[NDArray[np.float32]] = []
     blocks: list[NDArray[np.int64]] = []
     for index in indexes:
         similarity, positions = index.search_followed_by(hidden, last, count)
         sims.append(similarity)
         blocks.append(index.following(positions + 1, length))
-    tokens, parents, mass, total, top, margin = _prefixes(np.concatenate(blocks), np.concatenate(sims))
+    return _near(*_prefixes(np.concatenate(blocks), np.concatenate(sims)))
+
+
+def _near(tokens: Any, parents: Any, mass: Any, total: float, top: float, margin: float) -> Near | None:
     return Near((tokens, parents, mass), total, top, margin) if len(tokens) else None
+
+
+@compiled
+def _tree(table: Any, tokens: Any, end: int, token: int, key: Any, count: int, length: int) -> Any:
+    """`_prefixes` of what follows the `count` nearest keys that a token follows, up to `length` tokens of each."""
+    similarity, positions = nearest(table, token, key, count)
+    block = np.full((len(positions), length), -1, np.int64)
+    for row in range(len(positions)):
+        for at in range(length):
+            place = positions[row] + 1 + at
+            if place >= len(tokens) or tokens[place] == end:
+                break
+            block[row, at] = tokens[place]
+    return _prefixes(block, similarity)
 
 
 @compiled

@@ -193,13 +193,18 @@ class Auto:
         self._followers.extend(self._context.tokens, self._counted)
         self._counted = len(self._context.tokens)
         trees = self._suffix_trees()
-        suffix = perf_counter()
-        grown = self._grow(trees, cost, most)
-        tree = perf_counter() - suffix
+        asked = perf_counter()
         if self._suffix:
-            self.asked["suffix"] = suffix - began
+            self.asked["suffix"] = asked - began
+        at_once = bool(self._dense) and self._learning and self._stream.worth[DENSE].sure()
+        if at_once:
+            trees = {**trees, **self._near(most)}
+            self.asked[SOURCES[DENSE]] = perf_counter() - asked
+            asked = perf_counter()
+        grown = self._grow(trees, cost, most)
+        tree = perf_counter() - asked
         for source, ask in ((DENSE, self._near), (MODEL, self._say)):
-            if not (self._dense if source == DENSE else self._models):
+            if not (self._dense if source == DENSE else self._models) or (source == DENSE and at_once):
                 continue
             worth = self._stream.worth[source]
             kind = worth.kind(grown.expected)

@@ -426,6 +426,19 @@ def test_a_request_finds_out_by_itself_that_a_source_pays() -> None:
     assert useless <= 8
 
 
+def test_a_source_that_pays_by_far_is_compared_now_and_then() -> None:
+    worth = Worth()
+    for gain, expected in ((8e-3, 70), (2e-3, 0), (0.0, 0)):
+        worth.start()
+        sure = 0
+        for _ in range(86):
+            if worth.sure():
+                sure += 1
+            else:
+                worth.observe(0, gain, 1e-3)
+        assert abs(sure - expected) <= 2
+
+
 def test_features_have_names_and_the_shipped_model_reads_them() -> None:
     ensemble = shipped().ensemble
     row = np.full(len(FEATURES), -1.0, np.float32)
