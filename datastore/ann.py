@@ -82,23 +82,30 @@ def build(
     return parameters
 
 
-def stored_keys(directory: Path, parameters: dict[str, Any]) -> NDArray[np.float32] | None:
+def stored_keys(
+    directory: Path, parameters: dict[str, Any], shape: tuple[int, int] | None = None
+) -> NDArray[np.float32] | None:
     """The keys of an index that was built with `float32` or `half`; None where they are not kept that well.
+
+    Args:
+        shape: what they must be, looked at before memory is taken; None: whatever they are.
 
     Raises:
         CorruptStore: the files are not what the parameters say.
     """
     try:
         if parameters["kept"] == "float32" and parameters["ann"] == "scann":
-            return _checked(np.load(directory / "dataset.npy", mmap_mode="r", allow_pickle=False), np.float32)
+            return _checked(np.load(directory / "dataset.npy", mmap_mode="r", allow_pickle=False), np.float32, shape)
         if parameters["kept"] == "half" and parameters["ann"] == "scann":
             halves = np.load(directory / "bfloat16_dataset.npy", mmap_mode="r", allow_pickle=False)
-            return (_checked(halves, np.int16).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            return (_checked(halves, np.int16, shape).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         if parameters["kept"] in ("float32", "half"):
-            index = _faiss().read_index(str(directory / "index.faiss"))
+            index = _faiss().read_index(str(directory / "index.faiss"), _faiss().IO_FLAG_MMAP)
+            if shape is not None and (index.ntotal, index.d) != shape:
+                raise ValueError(f"{index.ntotal} keys of {index.d} numbers, not {shape}")
             if parameters["leaves"]:
                 index.make_direct_map()
-            return _checked(index.reconstruct_n(0, index.ntotal), np.float32)
+            return _checked(index.reconstruct_n(0, index.ntotal), np.float32, shape)
     except (UsageError, CorruptStore):
         raise
     except Exception as error:  # faiss raises plain RuntimeError on damaged files
@@ -106,9 +113,9 @@ def stored_keys(directory: Path, parameters: dict[str, Any]) -> NDArray[np.float
     return None
 
 
-def _checked(keys: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    if keys.ndim != 2 or keys.dtype != dtype:
-        raise ValueError(f"keys are {keys.ndim}-dimensional {keys.dtype}")
+def _checked(keys: NDArray[Any], dtype: Any, shape: tuple[int, int] | None) -> NDArray[Any]:
+    if keys.ndim != 2 or keys.dtype != dtype or (shape is not None and keys.shape != shape):
+        raise ValueError(f"keys are {keys.shape} of {keys.dtype}")
     return keys
 
 

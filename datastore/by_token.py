@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 
 from specds.jit import compiled, compiled_loosely
 
-MOST_KEYS = 1 << 21
-"""Of larger segments no copy is made: in bytes, this many times the keys' dimensions."""
+MOST_NUMBERS = 1 << 26
+"""Of segments with more numbers in their keys no copy is made: a million keys of 64 dimensions."""
 MOST_COMPARED = 1 << 14
 """Keys of one token that are all compared; of more, an approximate search is faster."""
+_MOST_TOKENS = 1 << 22
 _CHUNK = 1 << 14
 _BINS = 256
+# Numbers of a key of unit length are no larger, by rounding to two bytes at most.
+_LARGEST = 1.01
 
 
 class Table(NamedTuple):
@@ -29,21 +32,23 @@ class Table(NamedTuple):
         starts: int64[m + 1]: the rows of token t are starts[t] … starts[t + 1] - 1; of others there are none.
         codes: int8[n, dims]: keys, as whole numbers.
         scales: float32[n]: what one of them is worth.
-        positions: int64[n]: where continuations start.
+        positions: uint32[n] or uint64[n]: where continuations start.
     """
 
     starts: NDArray[np.int64]
     codes: NDArray[np.int8]
     scales: NDArray[np.float32]
-    positions: NDArray[np.int64]
+    positions: NDArray[Any]
 
 
 class ByToken:
     """A segment's keys, ordered by the token that came next, in one byte a number.
 
     Args:
-        keys: float32[n, dims] of unit length, or nearly; may be memory-mapped. Read once, from front to end.
-        positions: int[n], where each key's continuation starts in `tokens`; the dtype's largest value: it has none.
+        keys: float32[n, dims] of unit length; may be memory-mapped. Read once, from front to end. One that is longer,
+            or not all numbers, is like nothing.
+        positions: uint32[n] or uint64[n], where each key's continuation starts in `tokens`; the dtype's largest value:
+            it has none.
         tokens: the segment's tokens; the dtype's largest value where a document ends.
     """
 
@@ -51,7 +56,7 @@ class ByToken:
         gone = np.asarray(positions) == np.iinfo(positions.dtype).max
         at = np.where(gone | (positions >= len(tokens)), 0, positions).astype(np.int64)
         following = np.asarray(tokens)[at].astype(np.int64)
-        gone |= (positions >= len(tokens)) | (following == np.iinfo(tokens.dtype).max)
+        gone |= (positions >= len(tokens)) | (following == np.iinfo(tokens.dtype).max) | (following >= _MOST_TOKENS)
         following[gone] = -1
         order = np.argsort(following, kind="stable")
         order = order[int(gone.sum()) :]
@@ -62,7 +67,7 @@ class ByToken:
         codes, scales = np.empty((len(order), keys.shape[1]), np.int8), np.empty(len(order), np.float32)
         for start in range(0, len(keys), _CHUNK):
             _encode(np.asarray(keys[start : start + _CHUNK]), place[start : start + _CHUNK], codes, scales)
-        self.table = Table(starts, codes, scales, at[order])
+        self.table = Table(starts, codes, scales, np.asarray(positions)[order])
 
     def search(
         self, key: NDArray[np.float32], token: int, k: int
@@ -72,22 +77,22 @@ class ByToken:
         Returns:
             similarity float32[≤ k], falling, to within 0.01, and where each continuation starts, int64[≤ k].
         """
-        if self.count(token) > MOST_COMPARED:
+        if not self.compares(token):
             return None
         similarity, positions = nearest(self.table, token, key, k)
         return similarity, positions
 
-    def count(self, token: int) -> int:
-        """How many keys a token follows."""
+    def compares(self, token: int) -> bool:
+        """Whether the keys that a token follows are few enough to be compared."""
         starts = self.table.starts
-        return int(starts[token + 1] - starts[token]) if 0 <= token < len(starts) - 1 else 0
+        return not 0 <= token < len(starts) - 1 or int(starts[token + 1] - starts[token]) <= MOST_COMPARED
 
 
 @compiled
 def _encode(keys: Any, place: Any, codes: Any, scales: Any) -> None:
     """Keys as whole numbers up to 127, and what one of them is worth; those of no place are left out.
 
-    A key that is not all numbers is like nothing.
+    A key that is no unit vector, or not all numbers, is like nothing.
     """
     for row in range(len(keys)):
         to = place[row]
@@ -97,7 +102,7 @@ def _encode(keys: Any, place: Any, codes: Any, scales: Any) -> None:
         for at in range(keys.shape[1]):
             largest = max(largest, abs(keys[row, at]))
             sound = sound and np.isfinite(keys[row, at])
-        if not sound:
+        if not sound or largest > _LARGEST:
             codes[to] = 0
             scales[to] = 0.0
             continue
@@ -133,13 +138,13 @@ def nearest(table: Any, token: int, key: Any, k: int) -> Any:
         width = max((highest - lowest) / _BINS, 1e-9)
         bins = np.zeros(_BINS + 1, np.int64)
         for value in every:
-            bins[int((highest - value) / width)] += 1
+            bins[min(max(int((highest - value) / width), 0), _BINS)] += 1
         last, seen = 0, bins[0]
-        while seen < k:
+        while seen < k and last < _BINS:
             last += 1
             seen += bins[last]
         for row in range(count):
-            if int((highest - every[row]) / width) <= last:
+            if min(max(int((highest - every[row]) / width), 0), _BINS) <= last:
                 candidates[size] = row
                 size += 1
     else:
@@ -148,4 +153,4 @@ def nearest(table: Any, token: int, key: Any, k: int) -> Any:
         size = count
     candidates = candidates[:size]
     best = candidates[np.argsort(-every[candidates], kind="mergesort")[:k]]
-    return every[best], positions[low + best]
+    return every[best], positions[low + best].astype(np.int64)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.datastore import ann
-from specds.datastore.by_token import MOST_COMPARED, MOST_KEYS, ByToken
+from specds.datastore.by_token import MOST_NUMBERS, ByToken
 from specds.datastore.manifest import Segment
 from specds.datastore.mapped import map_array
 from specds.datastore.normalizer import Normalizer
@@ -33,7 +35,8 @@ class DensePart:
             value for keys of documents that are gone.
         tokens: uint16[m] or uint32[m], documents with the dtype's largest value after each; memory-mapped.
         removed: how many keys are of documents that are gone.
-        by_token: the keys once more, by the token that follows; None if there are too many, or they are not kept.
+        by_token: gives the keys once more, by the token that follows, made when it is first called; None if there are
+            too many, or they are not kept. Raises CorruptStore.
     """
 
     normalizer: Normalizer
@@ -41,7 +44,7 @@ class DensePart:
     positions: NDArray[Any]
     tokens: NDArray[Any]
     removed: int
-    by_token: ByToken | None = None
+    by_token: Callable[[], ByToken | None]
 
     @classmethod
     def open(cls, directory: Path, segment: Segment) -> DensePart:
@@ -65,12 +68,15 @@ class DensePart:
                 "run `specds rebuild`",
             ) from error
         searcher = ann.load(directory / "keys", parameters, len(normalizer.components))
-        keys = ann.stored_keys(directory / "keys", parameters) if len(positions) <= MOST_KEYS else None
-        if keys is not None and keys.shape != (len(positions), len(normalizer.components)):
-            raise CorruptStore(
-                f"{directory}: the keys are {keys.shape}, for {len(positions)} positions", "run `specds rebuild`"
-            )
-        by_token = None if keys is None else ByToken(keys, positions, tokens)
+
+        @cache
+        def by_token() -> ByToken | None:
+            shape = len(positions), len(normalizer.components)
+            if math.prod(shape) > MOST_NUMBERS:
+                return None
+            keys = ann.stored_keys(directory / "keys", parameters, shape)
+            return None if keys is None else ByToken(keys, positions, tokens)
+
         return cls(normalizer, searcher, positions, tokens, removed, by_token)
 
     def search(self, key: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -92,12 +98,13 @@ class DensePart:
     def search_followed_by(
         self, key: NDArray[np.float32], token: int, k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """As `search`, of keys that a token follows: k of these, or those among the k nearest of all."""
-        found = None if self.by_token is None else self.by_token.search(key, token, k)
+        """As `search`, of keys that a token follows: k of these, or those among the 2 k nearest of all."""
+        by_token = self.by_token()
+        found = None if by_token is None else by_token.search(key, token, k)
         if found is not None:
             return found
-        similarity, positions = self.search(key, k)
-        right = _tokens(self.tokens, positions) == token
+        similarity, positions = self.search(key, 2 * k)
+        right = np.flatnonzero(_tokens(self.tokens, positions) == token)[:k]
         return similarity[right], positions[right]
 
 
@@ -158,7 +165,7 @@ class DenseIndex:
         """The most similar positions to a hidden state of those where a token stands.
 
         All keys that the token follows are compared. In a segment where these are more than an approximate search is
-        worth, or where keys are not kept as numbers, it is those among the k nearest keys.
+        worth, or where keys are not kept as numbers, it is those among the 2 k nearest keys.
 
         Returns:
             similarity float32[≤ k] (to within 0.01, falling), and where each continuation starts, int64[≤ k].
@@ -185,9 +192,8 @@ class DenseIndex:
     def alone(self, token: int) -> tuple[DensePart, ByToken] | None:
         """The index's only segment, if all its keys that a token follows can be compared; else None."""
         part = self.parts[0]
-        if len(self.parts) > 1 or part.by_token is None or part.by_token.count(token) > MOST_COMPARED:
-            return None
-        return part, part.by_token
+        by_token = part.by_token() if len(self.parts) == 1 else None
+        return None if by_token is None or not by_token.compares(token) else (part, by_token)
 
     def starting_with(self, positions: NDArray[np.int64], token: int) -> NDArray[np.int64]:
         """Indices of the positions at which a token stands."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specds.errors import CorruptStore
 from specds.jit import compiled_loosely
 
 _EPSILON = 1e-6
@@ -66,9 +67,16 @@ class Normalizer:
         return np.asarray(reduced / np.maximum(length, _EPSILON), np.float32)
 
     def key(self, state: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32[d] → float32[dims]: the same for one state."""
+        """float32[d] → float32[dims]: the same for one state.
+
+        Raises:
+            CorruptStore: it has another length than those that this was fitted on.
+        """
         if state.shape != self.mean.shape:
-            raise ValueError(f"a state of {state.shape}, and the normalizer is of {self.mean.shape}")
+            raise CorruptStore(
+                f"a hidden state has {len(state):,} numbers, and the dense index was built of {len(self.mean):,}",
+                "run `specds build-dense --replace`",
+            )
         key: NDArray[np.float32] = _key(self.mean, self.scale, self.components, state)
         return key
 
@@ -103,6 +111,8 @@ class Normalizer:
                 about = file.metadata() or {}
         except SafetensorError as error:
             raise ValueError(f"{path.name}: {error}") from error
+        if any(one.dtype != np.float32 for one in (mean, scale, components)):
+            raise ValueError(f"{path.name}: {mean.dtype}, {scale.dtype} and {components.dtype}, not float32")
         if mean.shape != scale.shape or mean.ndim != 1 or components.shape[1:] != mean.shape:
             raise ValueError(f"{path.name}: shapes {mean.shape}, {scale.shape} and {components.shape} do not fit")
         kept, sampled = float(about.get("explained_variance", "nan")), int(about.get("sampled", "0"))

@@ -96,8 +96,6 @@ class Auto:
         self._accepted *= _MEMORY
         self._promised *= _MEMORY
         draft = step.draft
-        if step.index == 0:
-            self._worth.start()
         self._weigh(step)
         if len(draft):
             path = np.array(step.path, np.int64)
@@ -105,10 +103,12 @@ class Auto:
 
     def _weigh(self, step: Step) -> None:
         """Whether the next draft is to be asked for."""
+        if step.index == 0:
+            self._worth.start()
         if self._context < 0:
             return
         plain = float(self._cost[1])
-        if self._asked:
+        if self._asked and step.index:
             rows = float(self._cost[min(1 + len(step.draft), len(self._cost) - 1)]) - plain
             self._worth.observe(0, step.accepted * plain - rows, step.draft_seconds)
         self._asked = self._worth.cost < _CHEAP * plain or self._worth.asks(0)

@@ -146,10 +146,11 @@ def reached(grown: Grown, committed: NDArray[np.int64]) -> int:
 class Worth:
     """Whether asking a source pays, by how much is expected without it.
 
-    After each time it was asked, the tokens that the tree foretold with it and without it are compared, in seconds of
-    decoding, less what more rows took. Where that is less than asking takes, it is asked ever more rarely, down to once
-    in 256 steps, and at once again when it pays. A request may be of another kind than those before it: each asks a
-    few times whatever they found, and goes on asking where it finds more than they did.
+    The tokens that the tree foretold with it and without it are compared, in seconds of decoding, less what more rows
+    took: each time it was asked, and where it pays by far every 8th time. Where that is less than asking takes, it is
+    asked ever more rarely, down to once in 256 steps, and at once again when it pays. A request may be of another kind
+    than those before it: each asks a few times whatever they found, and goes on asking where it finds more than they
+    did.
     """
 
     EDGES = (1.25, 1.7, 2.5)
@@ -195,7 +196,11 @@ class Worth:
         if self._known < _DOUBT or self._found < _FAR * self.cost * self._known:
             return False
         self._sure += 1
-        return self._sure % _COMPARED > 0
+        if self._sure % _COMPARED:
+            return True
+        # Whatever kind of step this is: what it is sure of must be looked at.
+        self._greetings = max(self._greetings, 1)
+        return False
 
     def _pays(self, kind: int) -> bool:
         """Whether it does by what all requests found, or by how much more this one found."""

@@ -75,7 +75,7 @@ class Auto:
             tries=(),
         )
         max_match: int = option(16, "longest suffix looked up in a store", least=1, tries=())
-        neighbours: int = option(48, "neighbours fetched from a dense index", least=1, tries=(24,))
+        neighbours: int = option(48, "neighbours of which a dense index gives continuations", least=1, tries=(24,))
         length: int = option(12, "most tokens of a neighbour's continuation", least=1, tries=())
         gamma: int = option(6, "most tokens that a draft model writes a step", least=1, tries=(3,))
 

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from specds.datastore import by_token
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.by_token import ByToken
+from specds.datastore.rewriting import remove
 from specds.datastore.store import open_store
 from specds.model import LanguageModel
 
+from ..conftest import fill
 from ..tools import random_documents
 from .test_dense import NewStore, states_of, unit
 
@@ -63,17 +65,33 @@ def test_too_many_are_left_to_an_approximate_search(monkeypatch: pytest.MonkeyPa
 
 def test_keys_and_queries_that_are_no_numbers_are_like_nothing() -> None:
     keys = unit(40)
-    keys[3, 2], keys[5, 0], keys[7] = np.nan, np.inf, 0.0
+    keys[3, 2], keys[5, 0], keys[7], keys[11] = np.nan, np.inf, 0.0, 3e38
     made = ByToken(keys, np.arange(40, dtype=np.uint32), np.full(40, 1, np.uint16))
+    few = made.search(keys[0], 1, 3)
+    assert few is not None
+    assert len(few[0]) == 3
     found = made.search(keys[0], 1, 40)
     assert found is not None
     assert np.isfinite(found[0]).all()
     assert found[1][0] == 0
-    assert {float(found[0][found[1].tolist().index(row)]) for row in (3, 5, 7)} == {0.0}
+    assert {float(found[0][found[1].tolist().index(row)]) for row in (3, 5, 7, 11)} == {0.0}
     for wrong in (np.nan, np.inf):
         nothing = made.search(np.full(16, wrong, np.float32), 1, 5)
         assert nothing is not None
         assert not len(nothing[0])
+
+
+def test_ids_that_no_vocabulary_has_take_no_memory() -> None:
+    tokens = np.array([7, 2**32 - 2, 1 << 23, 2**32 - 1, 7], np.uint32)
+    made = ByToken(unit(5), np.arange(5, dtype=np.uint64), tokens)
+    assert len(made.table.starts) == 9
+    found = made.search(unit(1)[0], 7, 9)
+    assert found is not None
+    assert sorted(found[1].tolist()) == [0, 4]
+    for token in (2**32 - 2, 1 << 23):
+        found = made.search(unit(1)[0], token, 9)
+        assert found is not None
+        assert not len(found[0])
 
 
 @pytest.mark.parametrize("kind", ["scann", "faiss"])
@@ -81,11 +99,16 @@ def test_keys_and_queries_that_are_no_numbers_are_like_nothing() -> None:
 def test_an_index_finds_what_a_filtered_search_of_all_finds(
     kind: str, kept: str, new_store: NewStore, tiny: LanguageModel
 ) -> None:
+    """In two segments, of which some documents were removed."""
     documents = random_documents(30)
     store = new_store(documents[:20])
     build_dense(store, tiny, DenseOptions(kind, dims=16, kept=kept))
+    fill(open_store(store.path), documents[20:], source="later")
+    build_dense(open_store(store.path), tiny, DenseOptions())
+    remove(open_store(store.path), ids=["test-1", "later-2"])
     index = open_store(store.path).dense_index(tiny.fingerprint)
-    assert (index.parts[0].by_token is None) == (kept == "int8")
+    assert len(index.parts) == 2
+    assert all((part.by_token() is None) == (kept == "int8") for part in index.parts)
     for prompt, response in documents[:6]:
         text = prompt + response
         for at, state in enumerate(states_of(tiny, text)[:-1]):

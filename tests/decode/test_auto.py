@@ -437,6 +437,21 @@ def test_a_source_that_pays_by_far_is_compared_now_and_then() -> None:
             else:
                 worth.observe(0, gain, 1e-3)
         assert abs(sure - expected) <= 2
+    # Where steps become such as it does not pay in, it finds out.
+    worth = Worth()
+    for _ in range(20):
+        worth.observe(3, -1e-3, 1e-3)
+    worth.start()
+    for _ in range(20):
+        worth.observe(1, 8e-3, 1e-3)
+    asked = 0
+    for _ in range(400):
+        if worth.sure():
+            asked += 1
+        elif worth.asks(3):
+            asked += 1
+            worth.observe(3, -1e-3, 1e-3)
+    assert asked < 150
 
 
 def test_features_have_names_and_the_shipped_model_reads_them() -> None:

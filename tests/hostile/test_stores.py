@@ -383,6 +383,7 @@ DENSE_FORGERIES: dict[str, Callable[[Path], object]] = {
     "fewer dimensions": forge_normalizer(components=lambda a: a[:-1]),
     "a flat normalizer": forge_normalizer(components=lambda a: a.ravel()),
     "integers": forge_normalizer(components=lambda a: a.astype(np.int64)),
+    "half precision": forge_normalizer(mean=lambda a: a.astype(np.float16)),
     "not numbers": forge_normalizer(mean=lambda a: a * np.nan),
     "infinite": forge_normalizer(scale=lambda a: a * np.inf),
     "other dims": parameter("dense", dims=4),
@@ -416,13 +417,14 @@ def test_a_forged_suffix_index_changes_no_text(case: str, store: Path, decode: R
     check_forgery(store, "rest", SUFFIX_FORGERIES[case], decode)
 
 
+@pytest.mark.parametrize("drafter", ["dresd", "auto"])
 @pytest.mark.parametrize("kind", ["scann", "faiss"])
 @pytest.mark.parametrize("case", DENSE_FORGERIES)
 def test_a_forged_dense_index_changes_no_text(
-    case: str, kind: str, stocked: dict[str, Path], tmp_path: Path, decode: Run
+    case: str, kind: str, drafter: str, stocked: dict[str, Path], tmp_path: Path, decode: Run
 ) -> None:
     store = Path(shutil.copytree(stocked[kind], tmp_path / "forged.ds"))
-    check_forgery(store, "dresd", DENSE_FORGERIES[case], decode)
+    check_forgery(store, drafter, DENSE_FORGERIES[case], decode)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 100, b"IwFlnonsense", b"IxFI" + b"\xff" * 200])
