@@ -331,10 +331,10 @@ def _plain_seconds(curve: CostCurve, answer: Recorded) -> float:
 
 
 def _seconds(curve: CostCurve, answer: Recorded, steps: Sequence[Step]) -> float:
-    """The passes by the curve; drafting and the walk down the draft as they were measured."""
+    """The passes by the curve; drafting as it was measured."""
     rows = np.array([len(step.draft) + 1 for step in steps[1:]], np.int64)
     behind = np.array([step.position - 1 for step in steps[1:]], np.int64)
-    own = sum(step.draft_seconds + step.verify_seconds for step in steps)
+    own = sum(step.draft_seconds for step in steps)
     return _prompt_seconds(curve, len(answer.prompt)) + float(curve.predict(rows, behind).sum()) + own
 
 

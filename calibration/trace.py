@@ -10,9 +10,11 @@ from typing import Any, Self
 
 from specds.datastore.rows import check_file, shown
 from specds.decode.contracts import Step
+from specds.decode.cost import MOST_ROWS, Passes
 from specds.errors import InputError, OutputError, first_line
 
 _ROWS = 8_192
+_HINT = "give a file that `decode --trace` wrote"
 
 
 def trace_row(prompt: str, turn: int, drafter: str, step: Step) -> dict[str, Any]:
@@ -148,14 +150,39 @@ def read_trace(path: str, columns: Sequence[str]) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     check_file(path)
-    hint = "give a file that `decode --trace` wrote"
     try:
         rows: list[dict[str, Any]] = pq.read_table(path, columns=list(columns)).to_pylist()
     except (pa.ArrowException, OSError, KeyError) as error:
-        raise InputError(f"{shown(path)} is no trace: {first_line(error)}", hint) from error
+        raise InputError(f"{shown(path)} is no trace: {first_line(error)}", _HINT) from error
     if any(None in row.values() or len(row) != len(columns) for row in rows):
-        raise InputError(f"{shown(path)} is no trace: a field is empty", hint)
+        raise InputError(f"{shown(path)} is no trace: a field is empty", _HINT)
     return rows
+
+
+def read_passes(path: str) -> Passes:
+    """The passes that a trace tells of.
+
+    Raises:
+        InputError: as `read_trace`, or what is there is no number of rows or seconds.
+    """
+    import numpy as np
+
+    columns = ("turn", "step", "position", "drafted", "forward_seconds", "verify_seconds")
+    rows = read_trace(path, columns)
+    try:
+        turn, step, position, drafted = (np.array([row[name] for row in rows], np.int64) for name in columns[:4])
+        # On a GPU the wait for a pass is where its result is read.
+        forward, verify = (np.array([row[name] for row in rows], np.float64) for name in columns[4:])
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(f"{shown(path)} is no trace: {first_line(error)}", _HINT) from error
+    seconds = forward + verify
+    if not np.isfinite(seconds).all() or (seconds < 0).any() or not ((drafted >= 0) & (drafted < MOST_ROWS)).all():
+        raise InputError(f"{shown(path)} is no trace: numbers that cannot be", _HINT)
+    if not ((position >= 1) & (position < 1 << 40)).all():
+        raise InputError(f"{shown(path)} is no trace: positions that cannot be", _HINT)
+    later = step > 0
+    first = ~later & (turn == 0)
+    return Passes(drafted[later] + 1, position[later] - 1, seconds[later], position[first], seconds[first])
 
 
 def trace_schema() -> Any:

@@ -135,7 +135,11 @@ ReplayBudget = Annotated[
     ),
 ]
 Cost = Annotated[
-    Path | None, typer.Option(help="T(n) of the machine to predict for: what `specds profile --json` printed.")
+    Path | None,
+    typer.Option(
+        help="T(n) of the machine to predict for: what `specds profile --json` printed, a bench's result, or a trace "
+        "of drafts of several sizes."
+    ),
 ]
 RecordedLength = Annotated[
     int | None,
@@ -210,18 +214,37 @@ def budget(text: str) -> int | None:
 
 
 def cost_curve(path: Path | None) -> CostCurve | None:
-    """A cost curve in a file.
+    """A cost curve in a file, or that of the passes of a trace or a bench.
 
     Raises:
         InputError: there is none in it.
     """
+    from specds.calibration.trace import read_passes
     from specds.decode import cost
     from specds.errors import InputError
 
-    found = None if path is None else cost.load(path)
-    if path is not None and found is None:
+    if path is None:
+        return None
+    trace = path / "steps.parquet" if path.is_dir() else path
+    if trace != path or _is_parquet(path):
+        found = read_passes(str(trace)).curve()
+        if found is None:
+            raise InputError(
+                f"{trace} has too few passes of one row, or of several", "a bench of `none` and a drafter has both"
+            )
+        return found
+    found = cost.load(path)
+    if found is None:
         raise InputError(f"{path} is no cost curve", "`specds profile --json > C.json` writes one")
     return found
+
+
+def _is_parquet(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PAR1"
+    except OSError:
+        return False
 
 
 def replay_budget(text: str | None, curve: CostCurve | None) -> int | None:

@@ -33,6 +33,12 @@ _FORMAT = "specds cost curve 1"
 _CONTEXT_STEP = 64
 # Passes that a measured point is worth; passes after which they are forgotten; how much longer one may be than others.
 _TRUSTED, _FORGOTTEN, _LEAP = 4, 32, 2.0
+# Fewest passes of a row count that a curve of passes knows it by; rows that the prompts' passes stand for.
+_LEAST_PASSES, _PROMPT_ROWS = 10, 128
+# How many tokens apart contexts must be for a straight line through them.
+_APART = 32
+MOST_ROWS = 4096
+"""Most rows of a pass that a curve is about."""
 # Passes after which a correction is not believed any more: the machine may be busier, or less busy, again.
 _STALE = 512
 
@@ -95,6 +101,65 @@ class CostCurve:
         return {"format": _FORMAT, "rows": self.rows, "contexts": self.contexts, "seconds": self.seconds.tolist()}
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Passes that a run made, for a curve of the run itself.
+
+    Attributes:
+        rows: int64[n]: rows of each.
+        contexts: int64[n]: committed tokens behind which it ran.
+        seconds: float64[n].
+        prompts: int64[m]: tokens of prompts, of first turns only: of later ones the beginning is known already.
+        prompt_seconds: float64[m].
+    """
+
+    rows: NDArray[np.int64]
+    contexts: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    prompts: NDArray[np.int64]
+    prompt_seconds: NDArray[np.float64]
+
+    def curve(self) -> CostCurve | None:
+        """T(n) by medians over passes of as many rows; None without ten of one row and ten of another number.
+
+        Behind longer contexts every pass takes as much more as those of one row do, by a straight line. What prompts of
+        several lengths took stands for a pass over many rows.
+        """
+        alone = self.rows == 1
+        if not alone.any():
+            return None
+        low, high = int(self.contexts.min()), int(self.contexts.max())
+        slope = _slope(self.contexts[alone], self.seconds[alone])
+        level = self.seconds - slope * self.contexts
+        points = {
+            int(count): float(np.median(level[self.rows == count]))
+            for count, passes in zip(*np.unique(self.rows, return_counts=True), strict=True)
+            if passes >= _LEAST_PASSES
+        }
+        if 1 not in points or len(points) < 2:
+            return None
+        row = _slope(self.prompts, self.prompt_seconds) if len(self.prompts) else 0.0
+        if row > 0:
+            most = max(_PROMPT_ROWS, max(points) + 1)
+            points[most] = max(0.0, float(np.median(self.prompt_seconds - row * self.prompts))) + row * most
+        contexts = (low, high) if high > low else (low,)
+        levels = np.maximum.accumulate(list(points.values()))
+        table = levels[None, :] + slope * np.array(contexts)[:, None]
+        return CostCurve(tuple(points), contexts, np.maximum(table, 1e-9))
+
+
+def _slope(contexts: NDArray[np.int64], seconds: NDArray[np.float64]) -> float:
+    """Seconds that each token adds, by the medians of the shorter half and the longer one; 0 where these are close."""
+    middle = float(np.median(contexts))
+    short, long = contexts <= middle, contexts > middle
+    if not long.any():
+        return 0.0
+    apart = float(np.median(contexts[long]) - np.median(contexts[short]))
+    if apart < _APART:
+        return 0.0
+    return max(0.0, float(np.median(seconds[long]) - np.median(seconds[short])) / apart)
+
+
 class Prices(Protocol):
     """What passes cost, as far as one who chooses drafts must know."""
 
@@ -110,8 +175,8 @@ class Corrected:
     """A curve that the passes of a run correct: the machine may be busier, or less busy, than when it was measured.
 
     Between row counts that passes had lately, corrections are interpolated. Beyond them the nearest one holds if it is
-    for the better; if it is for the worse, what was measured does, so that more rows are tried before they are ruled
-    out.
+    for the better; if it is for the worse, what was measured does, so that more rows, or fewer, are tried before they
+    are ruled out.
 
     Args:
         curve: as it was measured.
@@ -153,6 +218,8 @@ class Corrected:
             self._expected, self._context = self._curve.at(step.position), step.position
         # On a GPU the wait for a pass is where its result is read.
         seconds = step.forward_seconds + step.verify_seconds
+        if self._passes - self._last[rows] >= _STALE:
+            self._factors[rows], self._seen[rows] = 1.0, 0.0
         factor, seen = self._factors[rows], self._seen[rows]
         # A pause of the machine is not the pass's.
         found = min(seconds / self._expected[rows], factor * _LEAP)
@@ -211,7 +278,7 @@ def measure(
 
 
 def quick(target: Target, vocabulary: int, context_length: int) -> CostCurve:
-    """A curve good enough to choose drafts by, in about two seconds."""
+    """A curve good enough to choose drafts by, in two or three seconds."""
     context = max(1, min(_QUICK_CONTEXT, context_length - _QUICK_ROWS[-1]))
     rows = [count for count in _QUICK_ROWS if context + count <= context_length] or [1]
     return measure(target, vocabulary=vocabulary, rows=rows, contexts=[context], repeats=3, seconds=_QUICK_SECONDS)
@@ -266,6 +333,6 @@ def load(path: Path) -> CostCurve | None:
         return None
     ascending = all(list(one) == sorted(set(one)) for one in (rows, contexts))
     fits = seconds.shape == (len(contexts), len(rows)) and bool(np.isfinite(seconds).all() and (seconds > 0).all())
-    if record.get("format") != _FORMAT or not rows or rows[0] != 1 or rows[-1] > 4096 or not ascending or not fits:
+    if record.get("format") != _FORMAT or not rows or rows[0] != 1 or rows[-1] > MOST_ROWS or not ascending or not fits:
         return None
     return CostCurve(rows, contexts, seconds)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from specds.calibration.answers import Recorded, read_answers, read_pairs
@@ -217,6 +218,26 @@ def test_the_command_repeats_what_decode_measured(
     shown = run_cli(*arguments)
     assert shown.code == 0
     assert all(name in shown.out for name in ("pld", "MAT", "at every step"))
+    trace = tmp_path / "pld.parquet"
+    run_cli("decode", "-p", asked, "-d", "pld", "--budget", 2, "--max-new-tokens", 24, *model, "--trace", trace)
+    took = pq.read_table(trace).to_pylist()
+    alone = float(np.median([one["forward_seconds"] for one in took if one["step"] and not one["drafted"]]))
+    by_passes = [
+        "replay",
+        "--answers",
+        answers,
+        "-p",
+        asked,
+        "--methods",
+        "none,pld",
+        "--cost",
+        trace,
+        *model,
+        "--json",
+    ]
+    result = run_cli(*by_passes)
+    assert result.code == 0, result.err
+    assert 0.2 / alone < json.loads(result.out)["methods"][0]["tokens_per_second"] < 2 / alone
     curve = tmp_path / "curve.json"
     curve.write_text(json.dumps(CURVE.record()))
     rows = tmp_path / "rows.jsonl"
@@ -265,6 +286,7 @@ def test_answers_to_other_prompts_are_refused(run_cli: Run, asked: Path, tmp_pat
     answers.write_text('{"id": "p0", "text": "", "tokens": [4000], "prompt_tokens": 7}\n')
     run_cli(*replaying, "-p", asked).refused("no token ids")
     run_cli(*replaying, "-p", asked, "--cost", other).refused("no cost curve")
+    run_cli(*replaying, "-p", asked, "--cost", tmp_path).refused("steps.parquet")
 
 
 def test_pairs_are_answers_too(tmp_path: Path, tiny_directory: Path) -> None:

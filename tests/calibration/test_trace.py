@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specds.calibration.trace import TraceWriter
+from specds.calibration.trace import TraceWriter, read_passes
 from specds.decode.engine import Engine
-from specds.errors import OutputError
+from specds.errors import InputError, OutputError
 from specds.model import LanguageModel
 
 
@@ -27,6 +28,27 @@ def test_a_trace_has_a_row_a_forward_pass_and_tells_the_text(tmp_path: Path, tin
         assert row["committed"] == len(row["tokens"]) <= row["accepted"] + 1
         assert row["drafted"] == len(row["draft_tokens"]) == len(row["draft_parents"]) == len(row["draft_scores"])
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_the_passes_of_a_trace(tmp_path: Path, tiny: LanguageModel) -> None:
+    path = tmp_path / "t.parquet"
+    prompt = [9, 30, 12, 9, 30, 12, 9, 30]
+    steps = list(Engine(tiny, "pld", budget=3).steps(prompt, 40))
+    with TraceWriter(path) as trace:
+        trace.add("a", 0, "pld", steps)
+        trace.add("b", 0, "none", list(Engine(tiny).steps(prompt, 40)))
+    passes = read_passes(str(path))
+    assert passes.prompts.tolist() == [8, 8]
+    assert passes.rows[: len(steps) - 1].tolist() == [len(step.draft) + 1 for step in steps[1:]]
+    assert passes.contexts[: len(steps) - 1].tolist() == [step.position - 1 for step in steps[1:]]
+    assert (passes.seconds > 0).all()
+    table = pq.read_table(path)
+    for column, wrong in (("forward_seconds", float("nan")), ("drafted", -2), ("position", 0), ("drafted", 2**31 - 2)):
+        place = table.schema.get_field_index(column)
+        values = pa.array([*table[column].to_pylist()[:-1], wrong], table.schema.field(place).type)
+        pq.write_table(table.set_column(place, table.schema.field(place), values), tmp_path / "wrong.parquet")
+        with pytest.raises(InputError, match="that cannot be"):
+            read_passes(str(tmp_path / "wrong.parquet"))
 
 
 def test_a_trace_survives_an_error_and_says_where_it_cannot_write(tmp_path: Path, tiny: LanguageModel) -> None:
