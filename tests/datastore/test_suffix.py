@@ -123,7 +123,7 @@ def test_positions_and_tokens_may_be_large(tmp_path: Path, dtype: type, big: int
     assert (tokens.tolist(), parents.tolist(), counts.tolist()) == ([9, big], [-1, -1], [2, 1])
     tokens, _, counts = index.continuations(index.match(np.array([9, big])))
     assert (tokens.tolist(), counts.tolist()) == ([5], [1])
-    part = DensePart(None, None, np.array([first + 1]), index.parts.tokens[1], 0)  # type: ignore[arg-type]
+    part = DensePart(None, None, np.array([first + 1]), index.parts.tokens[1], 0, lambda: None)  # type: ignore[arg-type]
     dense = DenseIndex((part, part), np.array([0, count]))
     for start in (0, count):
         assert [row.tolist() for row in dense.continuations(np.array([start + first + 1]), 9)] == [[6, 7, big]]
