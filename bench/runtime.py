@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from specds.datastore.prompts import Prompt, read_prompts
-from specds.decode import cost
-from specds.decode.budget import Auto, Budget, Fixed
 from specds.decode.contracts import Step
 from specds.decode.draft import Draft, chain, empty
 from specds.decode.drafters.none import Null
 from specds.decode.drafters.pld import PromptLookup
 from specds.decode.loop import decode
+from specds.decode.pricing import measurement
+from specds.decode.pricing.budget import Auto, Budget, Fixed
 from specds.decode.targets import choose_runtime, make_target
 from specds.decode.verifiers import make_verifier
 from specds.model import LanguageModel, load_model
@@ -97,7 +97,7 @@ class Wrong(Null):
 def decoding(model: LanguageModel, prompts: list[list[int]], length: int) -> None:
     runtime = choose_runtime(model)
     target = make_target(model, runtime)
-    curve = cost.known(target, model, runtime)
+    curve = measurement.known(target, model, runtime)
     kinds: dict[str, tuple[Any, Budget]] = {
         "none": (lambda: Null(Null.Options()), Fixed(0)),
         "pld, auto": (lambda: PromptLookup(PromptLookup.Options()), Auto(curve)),

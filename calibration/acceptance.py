@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.datastore.prompts import BadRow, Prompt
-from specds.decode.acceptance import Acceptance, Reliability
+from specds.decode.auto.acceptance import Acceptance, Reliability
+from specds.decode.auto.drafter import Auto
+from specds.decode.auto.expansion import FEATURES, Ensemble, Grown, log_odds
 from specds.decode.contracts import Signal, Step
 from specds.decode.draft import Draft
-from specds.decode.drafters.auto import Auto
 from specds.decode.engine import Engine
-from specds.decode.expansion import FEATURES, Ensemble, Grown, log_odds
 from specds.errors import PromptError, UsageError
 from specds.jit import compiled
 

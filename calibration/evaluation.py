@@ -17,9 +17,9 @@ from specds.datastore.corpus import read_documents
 from specds.datastore.manifest import Segment
 from specds.datastore.store import Store
 from specds.datastore.suffix import SuffixIndex
-from specds.decode.cost import CostCurve
 from specds.decode.drafters.rest import Rest
 from specds.decode.method import Method
+from specds.decode.pricing.curve import CostCurve
 from specds.errors import CorruptStore, UsageError
 from specds.model import LanguageModel
 from specds.tokenizer import Tokenizer

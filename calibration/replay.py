@@ -11,21 +11,21 @@ import numpy as np
 
 from specds.calibration.answers import Recorded
 from specds.datastore.store import open_store
-from specds.decode.budget import Budget, Fixed
+from specds.decode.auto.cross_request import CrossRequest
 from specds.decode.contracts import Drafter, Signal, Step, Taps, Target
-from specds.decode.cost import CostCurve
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
 from specds.decode.engine import acceptance_for, new_budget, new_drafter, open_indexes, taps_of
 from specds.decode.loop import decode
 from specds.decode.method import Method
+from specds.decode.pricing.budget import Budget, Fixed
+from specds.decode.pricing.curve import CostCurve
 from specds.decode.registry import load, parse_options
-from specds.decode.rehearsal import rehearse
-from specds.decode.stream import Stream
 from specds.decode.targets import make_target
 from specds.decode.targets.recorded import PER_ANSWER, Reading, RecordedTarget, read
 from specds.decode.verifiers import VERIFIERS
 from specds.decode.verifiers.recorded import Recorded as Verifier
+from specds.decode.warm_up import warm_up
 from specds.errors import UsageError
 from specds.model import LanguageModel
 
@@ -210,7 +210,7 @@ class _Drafting:
             raise UsageError(f"drafter {method.drafter} looks nothing up", f"write {method.drafter} without a store")
         self._options = parse_options(self._class.Options, method.options, f"drafter {method.drafter}")
         self._indexes = shared.indexes(self._class.index, method.stores)
-        self._stream: Stream | None = None
+        self._cross_request: CrossRequest | None = None
         self._acceptance = acceptance_for(self._class, self._options, [*map(Path, method.stores)], shared.model)
         drafter = self.make()
         self.needs: frozenset[Signal] = drafter.needs
@@ -221,7 +221,7 @@ class _Drafting:
         kind = method.drafter, isinstance(self.budget, Fixed)
         if kind not in shared.warm:
             shared.warm.add(kind)
-            rehearse(self.make(), self.budget, shared.model)
+            warm_up(self.make(), self.budget, shared.model)
             self.budget = self._make_budget()
 
     def _make_budget(self) -> Budget:
@@ -233,11 +233,11 @@ class _Drafting:
                 f"{self.method.name} is to draft as much as pays for itself, and no cost curve is given",
                 "`specds profile --json > C.json` and --cost C.json, or --budget 16",
             )
-        made, self._stream = new_budget(budget or 0, curve if budget is None else None, self._acceptance)
+        made, self._cross_request = new_budget(budget or 0, curve if budget is None else None, self._acceptance)
         return made
 
     def make(self) -> Drafter:
-        return new_drafter(self._class, self._options, self._indexes, self._stream, self._acceptance)
+        return new_drafter(self._class, self._options, self._indexes, self._cross_request, self._acceptance)
 
 
 def replay(

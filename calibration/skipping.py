@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from specds.decode.contracts import Target
-from specds.decode.cost import CostCurve
 from specds.decode.draft import empty
 from specds.decode.draft_model import SKIP
+from specds.decode.pricing.curve import CostCurve
 from specds.sampling import highest, unchecked
 
 _MOST_GAMMA = 8

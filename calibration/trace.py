@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from specds.datastore.rows import check_file, shown
 from specds.decode.contracts import Step
-from specds.decode.cost import MOST_ROWS, Passes
+from specds.decode.pricing.curve import MOST_ROWS, Passes
 from specds.errors import InputError, OutputError, first_line
 
 _ROWS = 8_192

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from specds.calibration.answers import Recorded
 from specds.calibration.replay import Replay, Shared
-from specds.decode.cost import CostCurve
 from specds.decode.drafters import DRAFTERS
 from specds.decode.method import Method
+from specds.decode.pricing.curve import CostCurve
 from specds.decode.registry import choices, load, parse_options
 from specds.errors import UsageError
 from specds.model import LanguageModel

@@ -52,7 +52,7 @@ def calibrate_drafts(
     from specds.cli.render import acceptance_table, bar, note
     from specds.datastore.prompts import read_prompts
     from specds.datastore.store import provenance
-    from specds.decode.acceptance import calibration_path
+    from specds.decode.auto.acceptance import calibration_path
     from specds.decode.engine import Engine
     from specds.errors import UsageError
     from specds.sampling import Sampling

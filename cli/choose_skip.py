@@ -33,7 +33,7 @@ def choose_skip(
     from specds.calibration.skipping import choose_skip
     from specds.cli.render import bar, comparison, note
     from specds.datastore.prompts import Prompt, read_prompts
-    from specds.decode import cost
+    from specds.decode.pricing import measurement
     from specds.decode.targets import choose_runtime, make_target
     from specds.errors import InputError, UnsupportedModel
 
@@ -53,7 +53,7 @@ def choose_skip(
         tokenizer.prompt(row.turns[0][0]["content"]) if row.raw else tokenizer.chat(list(row.turns[0]))
         for row in rows[:limit]
     ]
-    curve = cost.known(target, language_model, runtime)
+    curve = measurement.known(target, language_model, runtime)
     with bar("searching", None) as update:
         found = choose_skip(target, texts, tokens, layers, curve, lambda done, total: update(done, total, -1.0))
     comparison(

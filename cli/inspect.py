@@ -34,7 +34,7 @@ def inspect(
         store_tables,
     )
     from specds.datastore.store import open_store
-    from specds.decode.acceptance import calibration_path, load_acceptance, shipped
+    from specds.decode.auto.acceptance import calibration_path, load_acceptance, shipped
 
     if store.is_file():
         found = load_acceptance(store)

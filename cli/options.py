@@ -14,7 +14,7 @@ from specds.errors import UsageError
 if TYPE_CHECKING:
     from specds.calibration.answers import Answers as RecordedAnswers
     from specds.datastore.store import Store
-    from specds.decode.cost import CostCurve
+    from specds.decode.pricing.curve import CostCurve
     from specds.model import LanguageModel
     from specds.tokenizer import Tokenizer
 
@@ -220,7 +220,7 @@ def cost_curve(path: Path | None) -> CostCurve | None:
         InputError: there is none in it.
     """
     from specds.calibration.trace import read_passes
-    from specds.decode import cost
+    from specds.decode.pricing import measurement
     from specds.errors import InputError
 
     if path is None:
@@ -233,7 +233,7 @@ def cost_curve(path: Path | None) -> CostCurve | None:
                 f"{trace} has too few passes of one row, or of several", "a bench of `none` and a drafter has both"
             )
         return found
-    found = cost.load(path)
+    found = measurement.load(path)
     if found is None:
         raise InputError(f"{path} is no cost curve", "`specds profile --json > C.json` writes one")
     return found

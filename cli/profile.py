@@ -38,15 +38,15 @@ def profile(
     import torch
 
     from specds.cli.render import bar, cost_curve, note
-    from specds.decode import cost
+    from specds.decode.pricing import measurement
     from specds.decode.targets import choose_runtime, make_target
     from specds.errors import UsageError
 
     language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
     runtime = choose_runtime(language_model, runtime)
     target = make_target(language_model, runtime)
-    counts = options.numbers("--rows", rows) if rows else list(cost.ROWS)
-    behind = options.numbers("--contexts", contexts) if contexts else list(cost.CONTEXTS)
+    counts = options.numbers("--rows", rows) if rows else list(measurement.ROWS)
+    behind = options.numbers("--contexts", contexts) if contexts else list(measurement.CONTEXTS)
     if counts[0] != 1:
         raise UsageError(f"--rows begins with {counts[0]}", "1 is plain decoding, against which the others count")
     if counts[-1] > _MOST:
@@ -58,7 +58,7 @@ def profile(
         )
     behind = [context for context in behind if context <= longest] or [max(1, longest)]
     with bar("measuring", None, "") as update:
-        curve = cost.measure(
+        curve = measurement.measure(
             target,
             vocabulary=language_model.config.vocab_size,
             rows=counts,
@@ -73,6 +73,6 @@ def profile(
     if counts[-1] < _ENOUGH:
         note(f"not kept: `--budget auto` would never draft more than --rows goes to, and {_ENOUGH} is too few")
         return
-    path = cost.profile_path(language_model, runtime, torch.get_num_threads())
-    cost.save(curve, path)
+    path = measurement.profile_path(language_model, runtime, torch.get_num_threads())
+    measurement.save(curve, path)
     note(f"kept in {path}")

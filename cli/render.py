@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from specds.datastore.corrections import Table as Corrections
     from specds.datastore.manifest import Segment, SourceCount
     from specds.datastore.store import Store
-    from specds.decode.acceptance import Acceptance
-    from specds.decode.cost import CostCurve
+    from specds.decode.auto.acceptance import Acceptance
     from specds.decode.counters import Counters
+    from specds.decode.pricing.curve import CostCurve
 
 _PLAIN_WIDTH = 120
 _PROBLEMS = 10

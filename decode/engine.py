@@ -12,11 +12,9 @@ from specds.datastore.corrections import Pair
 from specds.datastore.manifest import Identity
 from specds.datastore.prompts import Message, Prompt
 from specds.datastore.store import Store
-from specds.decode import cost
-from specds.decode.acceptance import Acceptance, choose_acceptance
-from specds.decode.budget import Auto, Budget, Fixed
+from specds.decode.auto.acceptance import Acceptance, choose_acceptance
+from specds.decode.auto.cross_request import CrossRequest
 from specds.decode.contracts import Drafter, Signal, Step, Taps, Target, Verifier
-from specds.decode.cost import Corrected, Prices
 from specds.decode.counters import Counters
 from specds.decode.draft_model import (
     SKIP_HALF,
@@ -30,13 +28,15 @@ from specds.decode.draft_model import (
 )
 from specds.decode.drafters import DRAFTERS, EITHER
 from specds.decode.loop import decode
+from specds.decode.pricing import measurement
+from specds.decode.pricing.budget import Adaptive, Budget, Fixed
+from specds.decode.pricing.curve import Corrected, Prices
 from specds.decode.registry import load, parse_options
-from specds.decode.rehearsal import rehearse
-from specds.decode.stream import Stream
 from specds.decode.targets import choose_runtime, make_target
 from specds.decode.targets.counted import Counted
 from specds.decode.verifiers import make_verifier
 from specds.decode.verifiers.csd import Memory
+from specds.decode.warm_up import warm_up
 from specds.errors import CorruptStore, PromptError, UsageError
 from specds.model import LanguageModel
 from specds.sampling import Noise, Sampling
@@ -125,7 +125,7 @@ class Engine:
     _target: Target = field(init=False, repr=False)
     _drafting: DraftModel | None = field(init=False, repr=False, default=None)
     _curve: Corrected | None = field(init=False, repr=False, default=None)
-    _stream: Stream | None = field(init=False, repr=False, default=None)
+    _shared: CrossRequest | None = field(init=False, repr=False, default=None)
     _acceptance: Acceptance | None = field(init=False, repr=False, default=None)
     _request: object = field(init=False, repr=False, default=None)
 
@@ -151,17 +151,17 @@ class Engine:
             self._drafting = self._make_draft_model(runtime)
             self._indexes = [*self._indexes, self._drafting]
         if self.budget is None and self.drafter != "none":
-            self._curve = Corrected(cost.known(self._target, self.model, runtime))
-        self._budget, self._stream = self._make_budget()
+            self._curve = Corrected(measurement.known(self._target, self.model, runtime))
+        self._budget, self._shared = self._make_budget()
         if self.drafter != "none" and not getattr(self._class, "takes_model", False):
-            self._rehearse()
+            self._warm_up()
 
-    def _rehearse(self) -> None:
+    def _warm_up(self) -> None:
         own = [index for index in self._indexes if index is not self._drafting]
-        budget, stream = self._make_budget()
-        drafter = new_drafter(self._class, self._options, own, stream, self._acceptance)
+        budget, shared = self._make_budget()
+        drafter = new_drafter(self._class, self._options, own, shared, self._acceptance)
         with self._naming_stores():
-            rehearse(drafter, budget, self.model)
+            warm_up(drafter, budget, self.model)
 
     def _make_draft_model(self, runtime: str) -> DraftModel:
         speaker: Speaker
@@ -173,7 +173,7 @@ class Engine:
             speaker = Skipping(self._target, skip)
         return DraftModel(speaker, self.sampling, self.independent, Noise.of(self.sampling.seed, ()))
 
-    def _make_budget(self) -> tuple[Budget, Stream | None]:
+    def _make_budget(self) -> tuple[Budget, CrossRequest | None]:
         return new_budget(self.budget or 0, self._curve, self._acceptance)
 
     @property
@@ -217,7 +217,7 @@ class Engine:
 
     def make_drafter(self) -> Drafter:
         """A drafter for one request."""
-        drafter = new_drafter(self._class, self._options, self._indexes, self._stream, self._acceptance)
+        drafter = new_drafter(self._class, self._options, self._indexes, self._shared, self._acceptance)
         return drafter if self.wrap is None else self.wrap(drafter)
 
     def steps(self, tokens: Sequence[int], max_new_tokens: int, *, sample: int = 0) -> Iterator[Step]:
@@ -357,7 +357,7 @@ def acceptance_for(found: Any, options: Any, stores: Sequence[Path], model: Lang
     return choose_acceptance(options.calibration, stores, model.fingerprint)
 
 
-def new_budget(nodes: int, curve: Prices | None, acceptance: Acceptance | None) -> tuple[Budget, Stream | None]:
+def new_budget(nodes: int, curve: Prices | None, acceptance: Acceptance | None) -> tuple[Budget, CrossRequest | None]:
     """A budget, and for a drafter that weighs its drafts what its requests share.
 
     Args:
@@ -365,17 +365,17 @@ def new_budget(nodes: int, curve: Prices | None, acceptance: Acceptance | None) 
         curve: as much as pays for itself by it.
     """
     if acceptance is None:
-        return (Fixed(nodes) if curve is None else Auto(curve)), None
-    stream = Stream(curve)
-    return Fixed(nodes if curve is None else stream.most), stream
+        return (Fixed(nodes) if curve is None else Adaptive(curve)), None
+    shared = CrossRequest(curve)
+    return Fixed(nodes if curve is None else shared.most), shared
 
 
 def new_drafter(
-    found: Any, options: Any, indexes: Sequence[Any], stream: Stream | None, acceptance: Acceptance | None
+    found: Any, options: Any, indexes: Sequence[Any], shared: CrossRequest | None, acceptance: Acceptance | None
 ) -> Drafter:
     """A drafter for one request."""
     drafter: Drafter
-    drafter = found(options, indexes) if acceptance is None else found(options, indexes, stream, acceptance)
+    drafter = found(options, indexes) if acceptance is None else found(options, indexes, shared, acceptance)
     return drafter
 
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
-from specds.decode.budget import Budget
 from specds.decode.contracts import TOP, Drafter, Forward, Signal, Signals, Step, Target, Verdict, Verifier
 from specds.decode.draft import empty
+from specds.decode.pricing.budget import Budget
 from specds.decode.top import entropies, rows_of, top_gaps, top_ids
 from specds.reference import until_stop
 

@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from specds.datastore.corpus import Document, add_documents
 from specds.datastore.store import Store, create_store, open_store
-from specds.decode import cost
+from specds.decode.pricing import measurement
 from specds.model import LanguageModel, load_model, wrap_model
 from specds.tokenizer import Tokenizer, wrap_tokenizer
 
@@ -135,8 +135,8 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Cost curves of tests stay out of the user's cache."""
     folder = tmp_path_factory.mktemp("profiles")
     with pytest.MonkeyPatch.context() as patch:
-        original = cost.profile_path
-        patch.setattr(cost, "profile_path", lambda *key: folder / original(*key).name)
+        original = measurement.profile_path
+        patch.setattr(measurement, "profile_path", lambda *key: folder / original(*key).name)
         yield
 
 

@@ -22,7 +22,8 @@ from specds.calibration.bench.results import FORMAT, REPORT, SUMMARY, Results, R
 from specds.calibration.trace import trace_row
 from specds.datastore.prompts import BadRow, Prompt, read_prompts
 from specds.datastore.store import provenance
-from specds.decode import cost
+from specds.decode.pricing import measurement
+from specds.decode.pricing.curve import CostCurve
 from specds.decode.targets import choose_runtime, make_target
 from specds.errors import InputError, PeerError, PromptError
 from specds.files import sha256
@@ -177,7 +178,7 @@ def bench(
         curve = None
         if plan.curve:
             runtime = choose_runtime(model, plan.runtime)
-            curve = cost.known(make_target(model, runtime), model, runtime)
+            curve = measurement.known(make_target(model, runtime), model, runtime)
         summary = summarize(out, rows, results.sessions, asked, near_tie, curve)
         results.write(SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         results.write(REPORT, report(summary))
@@ -190,7 +191,7 @@ def summarize(
     sessions: Sequence[dict[str, Any]],
     options: dict[str, Any],
     near_tie: float,
-    curve: cost.CostCurve | None,
+    curve: CostCurve | None,
 ) -> dict[str, Any]:
     """What stands in `summary.json`."""
     problems = problems_of(rows)
@@ -219,7 +220,7 @@ def summarize(
     }
 
 
-def cost_of(curve: cost.CostCurve) -> dict[str, Any]:
+def cost_of(curve: CostCurve) -> dict[str, Any]:
     """A cost curve as it stands in the summary."""
     return {"rows": list(curve.rows), "contexts": list(curve.contexts), "seconds": curve.seconds.tolist()}
 

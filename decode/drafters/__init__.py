@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 DRAFTERS = {
-    "auto": "specds.decode.drafters.auto:Auto",
+    "auto": "specds.decode.auto.drafter:Auto",
     "none": "specds.decode.drafters.none:Null",
     "pld": "specds.decode.drafters.pld:PromptLookup",
     "pld-plus": "specds.decode.drafters.pld_plus:PldPlus",

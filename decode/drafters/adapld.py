@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from specds.decode.anchors import COPIED, Anchors
 from specds.decode.contracts import TOP, Signal, Step
 from specds.decode.draft import Draft, Origin, Source, empty
 from specds.decode.registry import option
+from specds.decode.text.anchors import COPIED, Anchors
 from specds.jit import compiled
 
 _SOURCES = (

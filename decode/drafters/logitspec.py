@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from specds.decode.context import Context
 from specds.decode.contracts import TOP, Signal, Step
 from specds.decode.draft import Draft, Origin, Source, empty, merge
 from specds.decode.registry import option
+from specds.decode.text.context import Context
 from specds.jit import compiled
 
 _SOURCES = (Source("logitspec guess", retrieved=False), Source("logitspec copy", retrieved=True))

@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.decode.context import Context
 from specds.decode.contracts import Signal, Step
 from specds.decode.draft import Draft, Origin, Source, chain, empty
 from specds.decode.registry import option, ordered
+from specds.decode.text.context import Context
 
 _SOURCE = Source("pld", retrieved=True)
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from specds.decode.anchors import Anchors, copy_scores
 from specds.decode.contracts import Signal, Step
 from specds.decode.draft import Draft, Origin, Source, chain, empty
 from specds.decode.registry import option
+from specds.decode.text.anchors import Anchors, copy_scores
 
 _SOURCE = Source("pld-plus", retrieved=True)
 

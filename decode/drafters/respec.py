@@ -10,12 +10,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.decode.automaton import SuffixAutomaton
-from specds.decode.context import Context
 from specds.decode.contracts import Signal, Step
 from specds.decode.draft import Draft, Origin, Source, common_prefix, merge
 from specds.decode.drafters.fallback import Fallback
 from specds.decode.registry import option
+from specds.decode.text.automaton import SuffixAutomaton
+from specds.decode.text.context import Context
 
 _NEUTRAL = 0.5
 _SOURCE = Source("respec", retrieved=True)

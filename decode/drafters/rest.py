@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from specds.datastore.suffix import SuffixIndex
-from specds.decode.context import Context
 from specds.decode.contracts import Signal, Step
 from specds.decode.draft import Draft, Source, empty, tree
 from specds.decode.registry import option, ordered
+from specds.decode.text.context import Context
 
 _SOURCE = Source("rest", retrieved=True)
 

@@ -9,12 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from specds.datastore.suffix import Match, SuffixIndex
-from specds.decode.automaton import SuffixAutomaton
-from specds.decode.context import Context
 from specds.decode.contracts import Signal, Step
 from specds.decode.draft import Draft, Origin, Source, chain, empty, tree
 from specds.decode.drafters.fallback import Fallback
 from specds.decode.registry import option
+from specds.decode.text.automaton import SuffixAutomaton
+from specds.decode.text.context import Context
 
 _TEXT, _STORE = Source("sam text", retrieved=True), Source("sam store", retrieved=True)
 

@@ -17,11 +17,11 @@ from specds.datastore.build_suffix import build_suffix
 from specds.datastore.prompts import Prompt, read_prompts
 from specds.datastore.store import Store, create_store, open_store
 from specds.decode.contracts import Step
-from specds.decode.cost import CostCurve
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
 from specds.decode.engine import Engine
 from specds.decode.method import Method, parse_methods
+from specds.decode.pricing.curve import CostCurve
 from specds.decode.registry import load
 from specds.errors import InputError, UsageError
 from specds.model import LanguageModel, load_model

@@ -14,10 +14,10 @@ from specds.calibration.answers import Recorded
 from specds.calibration.replay import replay, summarise
 from specds.calibration.tuning import ALL, Setting, tune
 from specds.cli.config import DecodeOptions, read_config, write_config
-from specds.decode.cost import CostCurve
 from specds.decode.drafters import DRAFTERS
 from specds.decode.drafters.pld import PromptLookup
 from specds.decode.method import parse_methods
+from specds.decode.pricing.curve import CostCurve
 from specds.decode.registry import choices, load, parse_options
 from specds.errors import InputError, UsageError
 from specds.model import LanguageModel

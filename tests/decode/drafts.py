@@ -93,3 +93,21 @@ class Mixed(Scripted):
             parent = int(self.random.integers(-1, len(nodes))) if nodes else -1
             nodes.append((parent, int(self.random.integers(self.vocabulary))))
         return build(nodes)
+
+
+def path_to(draft: Draft, node: int) -> tuple[int, ...]:
+    path: list[int] = []
+    while node >= 0:
+        path.append(int(draft.tokens[node]))
+        node = int(draft.parents[node])
+    return tuple(reversed(path))
+
+
+def paths(draft: Draft) -> set[tuple[int, ...]]:
+    return {path_to(draft, node) for node in range(len(draft))}
+
+
+def is_valid(draft: Draft) -> bool:
+    ordered = all(-1 <= parent < node for node, parent in enumerate(draft.parents))
+    siblings = set(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))
+    return ordered and len(siblings) == len(draft)

@@ -19,7 +19,7 @@ from specds.decode.engine import Engine
 from specds.errors import UsageError
 
 from ..conftest import make_model
-from .test_draft import is_valid, paths
+from .drafts import is_valid, paths
 
 VOCABULARY, WIDTH = 12, 6
 

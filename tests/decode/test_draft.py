@@ -6,25 +6,7 @@ from hypothesis import strategies as st
 
 from specds.decode.draft import Draft, chain, empty, merge
 
-from .drafts import build, drafts
-
-
-def path_to(draft: Draft, node: int) -> tuple[int, ...]:
-    path: list[int] = []
-    while node >= 0:
-        path.append(int(draft.tokens[node]))
-        node = int(draft.parents[node])
-    return tuple(reversed(path))
-
-
-def paths(draft: Draft) -> set[tuple[int, ...]]:
-    return {path_to(draft, node) for node in range(len(draft))}
-
-
-def is_valid(draft: Draft) -> bool:
-    ordered = all(-1 <= parent < node for node, parent in enumerate(draft.parents))
-    siblings = set(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))
-    return ordered and len(siblings) == len(draft)
+from .drafts import build, drafts, is_valid, path_to, paths
 
 
 @given(drafts())

@@ -8,11 +8,11 @@ import torch
 
 from specds.calibration.skipping import choose_skip
 from specds.decode.contracts import Target
-from specds.decode.cost import CostCurve
 from specds.decode.counters import Counters
 from specds.decode.draft import empty
 from specds.decode.draft_model import parse_skip
 from specds.decode.engine import Engine
+from specds.decode.pricing.curve import CostCurve
 from specds.decode.targets import make_target
 from specds.errors import UsageError
 from specds.model import LanguageModel

@@ -29,7 +29,7 @@ from specds.model import LanguageModel
 from specds.sampling import Sampling
 
 from ..conftest import VOCABULARY, fill, make_model
-from .test_draft import is_valid, path_to
+from .drafts import is_valid, path_to
 from .test_loop import PROMPT, generate
 
 

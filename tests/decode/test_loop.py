@@ -6,13 +6,13 @@ import torch
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.store import Store, create_store, open_store
-from specds.decode.budget import Fixed
 from specds.decode.contracts import Step
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
 from specds.decode.drafters.none import Null
 from specds.decode.engine import Engine
 from specds.decode.loop import decode
+from specds.decode.pricing.budget import Fixed
 from specds.decode.registry import load
 from specds.decode.targets import TARGETS
 from specds.decode.targets.generic import HuggingFaceTarget

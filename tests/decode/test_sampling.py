@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from specds.decode.budget import Fixed
 from specds.decode.contracts import Step, Verifier
 from specds.decode.draft import Draft
 from specds.decode.drafters.none import Null
 from specds.decode.engine import Engine
 from specds.decode.loop import decode
+from specds.decode.pricing.budget import Fixed
 from specds.decode.targets.generic import HuggingFaceTarget
 from specds.decode.verifiers import make_verifier
 from specds.errors import ModelError, UsageError

@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specds.decode import budget
-from specds.decode.budget import Fixed
-from specds.decode.cost import CostCurve
+from specds.decode.auto.cross_request import CrossRequest
+from specds.decode.auto.drafter import Auto
+from specds.decode.auto.ngrams import Followers, Rows
 from specds.decode.draft import Draft
 from specds.decode.drafters import DRAFTERS
-from specds.decode.drafters.auto import Auto
 from specds.decode.engine import Engine
-from specds.decode.ngrams import Followers, Rows
+from specds.decode.pricing.budget import Adaptive, Fixed
+from specds.decode.pricing.curve import CostCurve
 from specds.decode.registry import load
-from specds.decode.rehearsal import rehearse
-from specds.decode.stream import Stream
+from specds.decode.warm_up import warm_up
 from specds.model import LanguageModel
 
 from ..conftest import make_model
@@ -50,21 +49,21 @@ class Watched:
         return draft
 
 
-@pytest.mark.parametrize("make", [lambda: Fixed(8), lambda: budget.Auto(CURVE)])
+@pytest.mark.parametrize("make", [lambda: Fixed(8), lambda: Adaptive(CURVE)])
 @pytest.mark.parametrize("name", ALONE)
 def test_every_drafter_drafts_in_it(model: LanguageModel, name: str, make: Callable[[], Any]) -> None:
     drafter = Watched(Engine(model, name, budget=8).make_drafter())
-    rehearse(drafter, make(), model)
+    warm_up(drafter, make(), model)
     assert max(drafter.sizes) >= 1
 
 
 def test_the_tables_of_auto_grow_in_it(model: LanguageModel) -> None:
     """Growing is compiled code, too."""
-    stream = Stream(CURVE)
-    drafter = Auto(Auto.Options(), stream=stream)
-    rehearse(drafter, Fixed(stream.most), model)
-    assert len(stream.rows.keys) > len(Rows().keys)
-    assert len(stream.session.rows) > len(Followers().rows)
+    shared = CrossRequest(CURVE)
+    drafter = Auto(Auto.Options(), shared=shared)
+    warm_up(drafter, Fixed(shared.most), model)
+    assert len(shared.rows.keys) > len(Rows().keys)
+    assert len(shared.answers.rows) > len(Followers().rows)
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -74,14 +73,14 @@ def test_an_engine_has_run_its_drafter_before_the_first_prompt_and_learned_nothi
     rehearsed = []
 
     def watch(drafter: Any, budget: Any, model: LanguageModel) -> None:
-        rehearse(drafter, budget, model)
+        warm_up(drafter, budget, model)
         rehearsed.append((drafter, budget))
 
-    monkeypatch.setattr("specds.decode.engine.rehearse", watch)
-    monkeypatch.setattr("specds.decode.cost.known", lambda *_: CURVE)
+    monkeypatch.setattr("specds.decode.engine.warm_up", watch)
+    monkeypatch.setattr("specds.decode.pricing.measurement.known", lambda *_: CURVE)
     engine = Engine(model, name)
     assert len(rehearsed) == 1
     assert rehearsed[0][1] is not engine._budget
-    if engine._stream is not None:
-        assert engine._stream.drafting == 0.0
-        assert engine._stream.drafts._timed == 0
+    if engine._shared is not None:
+        assert engine._shared.drafting == 0.0
+        assert engine._shared.draft_benefit.observed == 0

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specds.datastore.by_token import nearest
 from specds.datastore.dense import DenseIndex
 from specds.datastore.suffix_lookup import Parts, _continuation_tree, _longest_match
-from specds.decode.expansion import SUFFIX_TRIES, Branches
+from specds.decode.auto.expansion import SUFFIX_TRIES, Branches
 from specds.jit import compiled
 
 _NODES, _REACHES = (40, 16, 8), (12, 4, 2)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from specds.decode.expansion import FEATURES, Ensemble
+from specds.decode.auto.expansion import FEATURES, Ensemble
 from specds.errors import InputError, OutputError
 from specds.files import write_atomically
 
@@ -121,7 +121,7 @@ def load_acceptance(path: Path) -> Acceptance:
 @cache
 def shipped() -> Acceptance:
     """The model that comes with the package."""
-    return _parse(files("specds.decode").joinpath("acceptance.json").read_bytes())
+    return _parse(files("specds.decode.auto").joinpath("acceptance.json").read_bytes())
 
 
 def calibration_path(store: Path) -> Path:

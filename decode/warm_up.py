@@ -1,4 +1,4 @@
-"""A rehearsal: a drafter's first steps, before any is timed."""
+"""Warm-up: a drafter's first steps, before any is timed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.budget import Budget
 from specds.decode.contracts import TOP, Drafter, Kept
 from specds.decode.loop import decode
+from specds.decode.pricing.budget import Budget
 from specds.decode.targets.recorded import Reading, RecordedTarget
 from specds.decode.verifiers.recorded import Recorded
 from specds.model import LanguageModel
@@ -17,11 +17,11 @@ _CIRCLE, _ROUNDS = 7, 6
 _STEPS = 32
 
 
-def rehearse(drafter: Drafter, budget: Budget, model: LanguageModel) -> None:
+def warm_up(drafter: Drafter, budget: Budget, model: LanguageModel) -> None:
     """Let a drafter and a budget run on a made-up answer, so that whatever they call is compiled and loaded.
 
-    Otherwise the first answer's steps would, and a budget that weighs what drafting takes would find it too dear. No
-    model runs. What drafter and budget have learned is worth nothing.
+    Otherwise the first answer's steps would, and a budget that weighs what drafting takes would find it too expensive.
+    No model runs. What drafter and budget have learned is of no use afterwards.
 
     Raises:
         CorruptStore: what the drafter looks things up in turns out to be broken.

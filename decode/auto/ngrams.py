@@ -25,7 +25,7 @@ WIDTH = 4
 # came last; then the followers, how often each came, and where in the text it stood last.
 LOW, HIGH, TOTAL, RECENT, TOKENS, COUNTS, PLACES = 0, 1, 2, 3, 4, 8, 12
 _COLUMNS = 16
-# So few that tables grow in a rehearsal, which compiles that too.
+# So few that tables grow in a warm-up, which compiles that too.
 _LEAST = 1 << 6
 
 

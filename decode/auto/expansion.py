@@ -18,9 +18,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specds.decode.auto.ngrams import (
+    COUNTS,
+    KEPT,
+    ORDERS,
+    PLACES,
+    REACH,
+    RECENT,
+    TOKENS,
+    TOTAL,
+    WIDTH,
+    find_row,
+    hash_tail,
+)
 from specds.decode.contracts import TOP
 from specds.decode.draft import Source
-from specds.decode.ngrams import COUNTS, KEPT, ORDERS, PLACES, REACH, RECENT, TOKENS, TOTAL, WIDTH, find_row, hash_tail
 from specds.jit import compiled
 
 SOURCES = ("context", "session", "suffix", "recycling", "runners-up", "dense", "model")

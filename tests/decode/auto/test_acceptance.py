@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from specds.calibration.acceptance import Fit, Nodes, chances, collect, fit, reliability
 from specds.datastore.prompts import Prompt
-from specds.decode.acceptance import Acceptance, calibration_path, choose_acceptance, load_acceptance, shipped
+from specds.decode.auto.acceptance import Acceptance, calibration_path, choose_acceptance, load_acceptance, shipped
+from specds.decode.auto.expansion import FEATURES, SOURCES
 from specds.decode.engine import Engine
-from specds.decode.expansion import FEATURES, SOURCES
 from specds.errors import InputError, UsageError
 
-from ..conftest import VOCABULARY, make_model
-from .test_loop import PROMPT
+from ...conftest import VOCABULARY, make_model
+from ..test_loop import PROMPT
 
 SMALL = Fit(trees=20, leaves=6, least=20)
 
@@ -158,7 +158,7 @@ def test_other_content_is_refused_by_name(content: bytes, tmp_path: Path) -> Non
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_tree_that_goes_round_or_out_is_refused(whole: dict[str, Any], data: st.DataObject) -> None:
-    from specds.decode import acceptance
+    from specds.decode.auto import acceptance
 
     record = json.loads(json.dumps(whole))
     for _ in range(data.draw(st.integers(1, 3))):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specds.decode.automaton import SuffixAutomaton
+from specds.decode.text.automaton import SuffixAutomaton
 
 
 def occurrences(text: list[int], length: int) -> list[int]:

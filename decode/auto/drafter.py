@@ -13,13 +13,9 @@ from numpy.typing import NDArray
 
 from specds.datastore.dense import DenseIndex
 from specds.datastore.suffix import SuffixIndex
-from specds.decode.acceptance import Acceptance, load_acceptance, shipped
-from specds.decode.context import Context
-from specds.decode.contracts import Signal, Step
-from specds.decode.draft import Draft, Origin, empty
-from specds.decode.draft_model import DraftModel
-from specds.decode.drafters import EITHER
-from specds.decode.expansion import (
+from specds.decode.auto.acceptance import Acceptance, load_acceptance, shipped
+from specds.decode.auto.cross_request import CrossRequest
+from specds.decode.auto.expansion import (
     CONTEXT,
     DENSE,
     GUESS,
@@ -36,11 +32,15 @@ from specds.decode.expansion import (
     grow,
     make_tries,
 )
-from specds.decode.feedback import Feedback, reached
-from specds.decode.lookups import neighbours, suffix_trees
-from specds.decode.ngrams import REACH, Followers, Rows
+from specds.decode.auto.feedback import Feedback, reached
+from specds.decode.auto.lookups import neighbours, suffix_trees
+from specds.decode.auto.ngrams import REACH, Followers, Rows
+from specds.decode.contracts import Signal, Step
+from specds.decode.draft import Draft, Origin, empty
+from specds.decode.draft_model import DraftModel
+from specds.decode.drafters import EITHER
 from specds.decode.registry import option
-from specds.decode.stream import Stream
+from specds.decode.text.context import Context
 from specds.errors import UsageError
 from specds.jit import compiled
 
@@ -90,11 +90,11 @@ class Auto:
         self,
         options: Options,
         indexes: Sequence[SuffixIndex | DenseIndex | DraftModel] = (),
-        stream: Stream | None = None,
+        shared: CrossRequest | None = None,
         acceptance: Acceptance | None = None,
     ) -> None:
         self._options = options
-        self._stream = Stream() if stream is None else stream
+        self._shared = CrossRequest() if shared is None else shared
         if acceptance is None:
             acceptance = load_acceptance(Path(options.calibration)) if options.calibration else shipped()
         self._ensemble = acceptance.ensemble
@@ -103,7 +103,7 @@ class Auto:
         self._dense = [one for one in indexes if isinstance(one, DenseIndex) and DENSE not in left_out]
         self._models = [one for one in indexes if isinstance(one, DraftModel) and MODEL not in left_out]
         always = {CONTEXT, RECYCLING, GUESS} | ({SUFFIX} if self._suffix else set())
-        self._learning = self._stream.curve is not None
+        self._learning = self._shared.curve is not None
         self._session = shares_session(options.session, self._learning) and SESSION not in left_out
         self._active = {*always, *([SESSION] if self._session else [])} - left_out
         self.needs: frozenset[Signal] = frozenset({Signal.TREE_TOPK, Signal.TREE_GAPS}) | (
@@ -112,15 +112,15 @@ class Auto:
         self.asked: dict[str, float] = {}
         """Seconds that each source took for the last draft; `tree` is what the others take together."""
         self._credit = np.full(len(self._suffix), 0.5)
-        self._feedback = self._stream.feedback if self._learning else Feedback()
+        self._feedback = self._shared.feedback if self._learning else Feedback()
         self._begin(())
 
     def _begin(self, prompt: Sequence[int]) -> None:
         self._context = Context(prompt)
         self._followers = Followers()
-        if len(self._stream.rows) > _SESSION_ROWS:
-            self._stream.rows = Rows()
-        self._rows = self._stream.rows if self._session else Rows()
+        if len(self._shared.rows) > _SESSION_ROWS:
+            self._shared.rows = Rows()
+        self._rows = self._shared.rows if self._session else Rows()
         self._followers.extend(self._context.tokens, min(1, len(prompt)))
         self._guesses = _EMPTY, _NO_GAPS
         self._sureness = 0.0, 0.0
@@ -132,7 +132,7 @@ class Auto:
         self._counted = len(prompt)
         self._observing = 0.0
         self._nearness = 0.0, 0.0
-        self._cost, self._cost_at = np.ones(self._stream.most + 2), -1
+        self._cost, self._cost_at = np.ones(self._shared.most + 2), -1
         if not self._learning:
             self._feedback = Feedback()
 
@@ -140,7 +140,7 @@ class Auto:
         """See `Drafter.start`."""
         self._begin(prompt)
         self._feedback.start()
-        self._stream.start()
+        self._shared.start()
 
     def observe(self, step: Step) -> None:
         """Learn from the pass, and from what became of the draft."""
@@ -171,24 +171,24 @@ class Auto:
         self._guesses, self._sureness = (others, further), (lead, entropy)
 
     def _remember(self, length: int, index: int) -> None:
-        """Earlier answers: the stream's table takes in each token as it is committed."""
-        if index == 0 and len(self._stream.session) > _SESSION_CONTEXTS:
-            self._stream.session = Followers()
+        """Earlier answers: the table of them takes in each token as it is committed."""
+        if index == 0 and len(self._shared.answers) > _SESSION_CONTEXTS:
+            self._shared.answers = Followers()
         text = self._context.tokens
         begin = max(0, length - REACH)
-        self._stream.session.extend(text[begin:], length - begin)
+        self._shared.answers.extend(text[begin:], length - begin)
 
     def propose(self, budget: int) -> Draft:
         """The part of the merged tree that makes most expected tokens per second."""
         began = perf_counter()
-        most = min(budget, self._stream.most)
+        most = min(budget, self._shared.most)
         self.asked = {}
         self._trials = []
         if most < 1:
             return empty()
         cost = self._costs(most)
-        dear = self._learning and self._stream.drafting > _CHEAP * cost[1]
-        if dear and not self._stream.drafts.asks(0):
+        dear = self._learning and self._shared.drafting > _CHEAP * cost[1]
+        if dear and not self._shared.draft_benefit.decide(0):
             return empty()
         self._followers.extend(self._context.tokens, self._counted)
         self._counted = len(self._context.tokens)
@@ -196,7 +196,7 @@ class Auto:
         asked = perf_counter()
         if self._suffix:
             self.asked["suffix"] = asked - began
-        at_once = bool(self._dense) and self._learning and self._stream.worth[DENSE].sure()
+        at_once = bool(self._dense) and self._learning and self._shared.benefit[DENSE].trust()
         if at_once:
             trees = {**trees, **self._near(most)}
             self.asked[SOURCES[DENSE]] = perf_counter() - asked
@@ -206,9 +206,9 @@ class Auto:
         for source, ask in ((DENSE, self._near), (MODEL, self._say)):
             if not (self._dense if source == DENSE else self._models) or (source == DENSE and at_once):
                 continue
-            worth = self._stream.worth[source]
-            kind = worth.kind(grown.expected)
-            if self._learning and not worth.asks(kind):
+            benefit = self._shared.benefit[source]
+            kind = benefit.kind(grown.expected)
+            if self._learning and not benefit.decide(kind):
                 continue
             asked = perf_counter()
             found = ask(most)
@@ -222,17 +222,17 @@ class Auto:
         self.grown = grown
         if self._learning:
             spent = perf_counter() - began + self._observing
-            self._stream.drafting += 0.05 * (min(spent, 0.005) - self._stream.drafting)
+            self._shared.drafting += 0.05 * (min(spent, 0.005) - self._shared.drafting)
         return _draft(grown)
 
     def _costs(self, most: int) -> NDArray[np.float64]:
         """float64[most + 2]: seconds of a step over n rows, drafting included; 1 each where nothing is weighed."""
         context = len(self._context.tokens)
-        curve = self._stream.curve
+        curve = self._shared.curve
         if curve is None:
             return self._cost
         if self._cost_at < 0 or abs(context - self._cost_at) > _CONTEXT_STEP:
-            self._cost, self._cost_at = curve.at(context) + self._stream.drafting, context
+            self._cost, self._cost_at = curve.at(context) + self._shared.drafting, context
             # More rows than a node each are never needed, and entries are asked for one behind the last.
             self._cost = np.append(self._cost, self._cost[-1])
         return self._cost
@@ -240,7 +240,7 @@ class Auto:
     def _grow(self, trees: dict[int, tuple[Branches, float, int]], cost: NDArray[np.float64], most: int) -> Grown:
         similarity, margin = self._nearness
         active = sum(1 << source for source in self._active)
-        known = Known(self._followers.rows, self._stream.session.rows, self._rows.keys, self._rows.ids, self._rows.gaps)
+        known = Known(self._followers.rows, self._shared.answers.rows, self._rows.keys, self._rows.ids, self._rows.gaps)
         return grow(
             self._context.tokens,
             known,
@@ -294,16 +294,16 @@ class Auto:
         return {SUFFIX_TRIES + 1: (branches, 1.0, 0)}
 
     def _judge(self, grown: Grown, committed: NDArray[np.int64]) -> None:
-        """What drafting was worth, what asking the sources that take long was, and which store was right."""
+        """The benefit of drafting, that of asking the sources that take long, and which store was right."""
         if self._learning:
             saved = reached(grown, committed) * self._cost[1] - (self._cost[1 + grown.chosen] - self._cost[1])
-            self._stream.drafts.observe(0, float(saved), self._stream.drafting)
+            self._shared.draft_benefit.observe(0, float(saved), self._shared.drafting)
         for source, kind, better, before, seconds in self._trials:
             tokens = reached(better, committed) - reached(before, committed)
             cost = self._cost
             plain = float(cost[1]) / max(before.expected, 1.0)
             rows = float(cost[1 + better.chosen] - cost[1 + before.chosen])
-            self._stream.worth[source].observe(kind, tokens * plain - rows, seconds)
+            self._shared.benefit[source].observe(kind, tokens * plain - rows, seconds)
         for number, token in self._tops:
             self._credit[number] += 0.1 * (float(token == committed[0]) - self._credit[number])
 
