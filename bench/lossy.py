@@ -32,9 +32,10 @@ from specds.datastore.prompts import Prompt
 from specds.decode.contracts import Forward, Kept, Target
 from specds.decode.counters import Counters
 from specds.decode.draft import Draft
-from specds.decode.engine import Engine, taps_of
-from specds.decode.method import distinct, open_method, parse_methods
-from specds.model import load_model
+from specds.decode.draft_model import speaker_of
+from specds.decode.engine import Engine
+from specds.decode.method import distinct, parse_methods
+from specds.model import LanguageModel, load_model
 from specds.reference import LogProbabilities
 from specds.sampling import Sampling
 
@@ -118,13 +119,12 @@ def share_targets(engines: Iterable[Engine]) -> None:
     """One remembering target for all engines whose drafters ask the same of it."""
     shared: dict[Any, Remembering] = {}
     for one in engines:
-        taps = taps_of(one.make_drafter(), one.model)
+        taps = one._assembly.prepared.taps
         if taps not in shared:
             shared[taps] = Remembering(one._target)
         one._target = shared[taps]
-        if one._drafting is not None:
-            one._drafting = one._make_draft_model(one.runtime)
-            one._indexes = [one._drafting]
+        if one._draft_model is not None and not isinstance(one.method.draft_model, LanguageModel):
+            one._draft_model.speaker = speaker_of(one.method.draft_model, one._target, one.model, one.runtime)
 
 
 def main() -> None:
@@ -139,8 +139,8 @@ def main() -> None:
     options = parser.parse_args()
 
     model = load_model(options.model, threads=options.threads)
-    methods = distinct([method for text in options.methods for method in parse_methods(text)])
-    engines = {one.name: open_method(model, one, Sampling(options.temperature), 8) for one in methods}
+    methods = distinct([method for text in options.methods for method in parse_methods(text, 8)])
+    engines = {one.name: Engine(model, one, Sampling(options.temperature)) for one in methods}
     share_targets(engines.values())
     strict: dict[Any, str] = {}  # of the methods that draft alike, the first
     for one in methods:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
 from typing import Any
@@ -20,10 +21,10 @@ from typing import Any
 import torch
 
 from specds.datastore.prompts import Prompt, read_prompts
-from specds.datastore.store import open_store
 from specds.decode.contracts import Verdict, Verifier
 from specds.decode.draft import Draft
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.decode.verifiers import make_verifier
 from specds.model import load_model
 from specds.sampling import Noise, Sampling
@@ -74,11 +75,9 @@ def main() -> None:
     options = parser.parse_args()
 
     model, sampling = load_model(options.model), Sampling(options.temperature)
-    stores = [open_store(path, model.tokenizer) for path in options.store]
     chosen: dict[str, str] = dict(pair.split("=", 1) for pair in options.set)
-    engine = Engine(
-        model, options.drafter, {}, stores, options.verifier, sampling, options.budget, verifier_options=chosen
-    )
+    stores = [Path(path) for path in options.store]
+    engine = Engine(model, Method(options.drafter, {}, stores, options.budget, options.verifier, chosen), sampling)
     prompts = [row for row in read_prompts(options.prompts) if isinstance(row, Prompt)]
     engine.answer(prompts[-1], 16)  # warm
     both = Both(engine._verifier, make_verifier("rejection", sampling, {}))

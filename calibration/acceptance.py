@@ -13,7 +13,7 @@ from specds.datastore.prompts import BadRow, Prompt
 from specds.decode.auto.acceptance import Acceptance, Reliability
 from specds.decode.auto.drafter import Auto
 from specds.decode.auto.expansion import FEATURES, Ensemble, Grown, log_odds
-from specds.decode.contracts import Signal, Step
+from specds.decode.contracts import Drafter, Step
 from specds.decode.draft import Draft
 from specds.decode.engine import Engine
 from specds.errors import PromptError, UsageError
@@ -54,7 +54,7 @@ class Nodes:
         )
 
 
-class Watched:
+class Watched(Drafter):
     """A drafter `auto` whose trees are kept: what it looked at behind each text, to be judged when the text is known.
 
     Args:
@@ -63,13 +63,9 @@ class Watched:
 
     def __init__(self, inner: Auto, rows: int) -> None:
         self._inner, self._rows = inner, rows
+        self.needs = inner.needs
         self.kept: list[tuple[int, Grown]] = []
         self._length = 0
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        """See `Drafter.needs`."""
-        return self._inner.needs
 
     def start(self, prompt: Sequence[int]) -> None:
         """See `Drafter.start`."""
@@ -158,7 +154,7 @@ def collect(
     Raises:
         UsageError: an engine of another drafter, or whose drafts depend on the clock.
     """
-    if engine.drafter != "auto" or engine.budget is None:
+    if engine.method.drafter != "auto" or engine.method.budget is None:
         raise UsageError("calibrating drafts takes drafter auto with a fixed budget", f"--budget {LOOKED_AT}")
     state = Collected()
     for row in prompts:

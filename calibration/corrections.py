@@ -142,9 +142,9 @@ def _digest(engine: Engine, prompt: Prompt, max_new_tokens: int) -> str:
     parts = [
         [prompt.turns, prompt.raw],
         [sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed],
-        sorted(engine.drafter_options.items()),
-        [str(store.path.resolve()) for store in engine.stores],
-        engine.budget,
+        sorted(engine.method.options.items()),
+        [str(path.resolve()) for path in engine.method.paths],
+        engine.method.budget,
         max_new_tokens,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

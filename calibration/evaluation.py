@@ -180,7 +180,7 @@ def evaluate(
         )
     index = store.suffix_index() if "suffix" in kinds else None
     names = {
-        f"{kind} {budget}": Method(f"{kind} {budget}", _DRAFTERS[kind], (str(store.path),), budget)
+        f"{kind} {budget}": Method(_DRAFTERS[kind], stores=(store,), budget=budget, word=f"{kind} {budget}")
         for kind in kinds
         for budget in sorted(set(budgets))
     }

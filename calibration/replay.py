@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specds.calibration.answers import Recorded
-from specds.datastore.store import open_store
-from specds.decode.auto.cross_request import CrossRequest
-from specds.decode.contracts import Drafter, Signal, Step, Taps, Target
+from specds.decode.assembly import Library, drafter_class, prepare, verifier_class
+from specds.decode.contracts import Drafter, Signal, Step, Taps, Target, Use
 from specds.decode.counters import Counters
-from specds.decode.drafters import DRAFTERS
-from specds.decode.engine import acceptance_for, new_budget, new_drafter, open_indexes, taps_of
 from specds.decode.loop import decode
-from specds.decode.method import Method
-from specds.decode.pricing.budget import Budget, Fixed
+from specds.decode.method import AUTO, Method
+from specds.decode.pricing.budget import Budget
 from specds.decode.pricing.curve import CostCurve
-from specds.decode.registry import load, parse_options
 from specds.decode.targets import make_target
 from specds.decode.targets.recorded import PER_ANSWER, Reading, RecordedTarget, read
-from specds.decode.verifiers import VERIFIERS
 from specds.decode.verifiers.recorded import Recorded as Verifier
-from specds.decode.warm_up import warm_up
 from specds.errors import UsageError
 from specds.model import LanguageModel
+from specds.sampling import Sampling
 
 NONE, ANSWER, STEP = "none", "answer", "step"
 """How often a replay runs the model: never, once an answer, or at every step, as decoding does."""
@@ -69,7 +63,7 @@ class Shared:
         self._runtime = runtime
         self._room = bytes
         self._targets: dict[tuple[str, Taps], Target] = {}
-        self._indexes: dict[tuple[str | None, tuple[str, ...]], list[Any]] = {}
+        self.library = Library(model)
         self._readings: dict[tuple[Recorded, Taps, bool], Reading] = {}
         self.warm: set[tuple[str, bool]] = set()
         """Drafters, with a budget that is fixed or not, that have run: what they call is compiled."""
@@ -79,13 +73,6 @@ class Shared:
         if (what, taps) not in self._targets:
             self._targets[what, taps] = make_target(self.model, self._runtime, taps)
         return self._targets[what, taps]
-
-    def indexes(self, kind: str | None, paths: tuple[str, ...]) -> list[Any]:
-        """What drafters look things up in. Raises as `open_store` and `open_indexes`."""
-        if (kind, paths) not in self._indexes:
-            stores = [open_store(path, self.model.tokenizer) for path in paths]
-            self._indexes[kind, paths] = open_indexes(kind, stores, self.model)
-        return self._indexes[kind, paths]
 
     def reading(self, answer: Recorded, taps: Taps, logits: bool) -> Reading:
         """What the model says to an answer."""
@@ -112,7 +99,6 @@ class Replay:
     Args:
         model: the one that answered.
         methods: none with a draft model or a lossy verifier.
-        budget: of methods without one of their own; None: as many nodes as pay for themselves, by the curve.
         curve: T(n), for predictions and for budgets that are not fixed.
         shared: with other replays.
 
@@ -126,14 +112,13 @@ class Replay:
         model: LanguageModel,
         methods: Sequence[Method],
         *,
-        budget: int | None = None,
         curve: CostCurve | None = None,
         runtime: str = "auto",
         shared: Shared | None = None,
     ) -> None:
         self._curve = curve
         self._shared = shared or Shared(model, runtime)
-        self._methods = [_Drafting(method, budget, curve, self._shared) for method in methods]
+        self._methods = [_Drafting(method, curve, self._shared) for method in methods]
         reading = [one for one in self._methods if one.passes == ANSWER]
         self._taps = [one.taps for one in reading]
         self._logits = any(one.needs & {Signal.TOPK, Signal.ENTROPY} for one in reading)
@@ -184,60 +169,42 @@ class Replay:
 
 
 class _Drafting:
-    """A method made ready: its drafter's class, options and indexes, and its budget."""
+    """A method made ready for replays."""
 
-    def __init__(
-        self,
-        method: Method,
-        budget: int | None,
-        curve: CostCurve | None,
-        shared: Shared,
-    ) -> None:
+    def __init__(self, method: Method, curve: CostCurve | None, shared: Shared) -> None:
         self.method = method
-        self._class = load(DRAFTERS, method.drafter, "drafter")
-        if getattr(self._class, "takes_model", False) or method.draft_model is not None:
+        kind = drafter_class(method.drafter)
+        if kind.draft_model is Use.ALWAYS or method.draft_model is not None:
             raise UsageError(
                 f"{method.name} drafts with a model, and replaying that is as long as decoding",
                 "measure it with decode",
             )
-        if method.verifier != "auto" and not load(VERIFIERS, method.verifier, "verifier").lossless:
+        if method.verifier != AUTO and not verifier_class(method.verifier, Sampling()).lossless:
             raise UsageError(
                 f"{method.name} has a lossy verifier: with it the answers would be others", "decode with it instead"
             )
-        if self._class.store_required and not method.stores:
-            raise UsageError(f"drafter {method.drafter} needs a datastore", f"write {method.drafter}:PATH")
-        if method.stores and not self._class.index:
+        if method.stores and not kind.indexes:
             raise UsageError(f"drafter {method.drafter} looks nothing up", f"write {method.drafter} without a store")
-        self._options = parse_options(self._class.Options, method.options, f"drafter {method.drafter}")
-        self._indexes = shared.indexes(self._class.index, method.stores)
-        self._cross_request: CrossRequest | None = None
-        self._acceptance = acceptance_for(self._class, self._options, [*map(Path, method.stores)], shared.model)
-        drafter = self.make()
-        self.needs: frozenset[Signal] = drafter.needs
-        self.taps = taps_of(drafter, shared.model)
-        self.passes = NONE if not self.needs else ANSWER if self.needs <= PER_ANSWER else STEP
-        self._most, self._curve = method.budget if method.budget is not None else budget, curve
-        self.budget = self._make_budget()
-        kind = method.drafter, isinstance(self.budget, Fixed)
-        if kind not in shared.warm:
-            shared.warm.add(kind)
-            warm_up(self.make(), self.budget, shared.model)
-            self.budget = self._make_budget()
-
-    def _make_budget(self) -> Budget:
-        budget, curve = self._most, self._curve
-        if self.method.drafter == "none":
-            return Fixed(0)
-        if budget is None and curve is None:
+        if method.budget is None and curve is None and kind.drafts:
             raise UsageError(
-                f"{self.method.name} is to draft as much as pays for itself, and no cost curve is given",
+                f"{method.name} is to draft as much as pays for itself, and no cost curve is given",
                 "`specds profile --json > C.json` and --cost C.json, or --budget 16",
             )
-        made, self._cross_request = new_budget(budget or 0, curve if budget is None else None, self._acceptance)
-        return made
+        prepared = prepare(method, shared.model, shared.library)
+        self._assembly = prepared.assemble(curve)
+        self.needs, self.taps = prepared.needs, prepared.taps
+        self.passes = NONE if not self.needs else ANSWER if self.needs <= PER_ANSWER else STEP
+        ran = method.drafter, method.budget is not None
+        if ran not in shared.warm:
+            shared.warm.add(ran)
+            self._assembly.warm_up()
+
+    @property
+    def budget(self) -> Budget:
+        return self._assembly.budget
 
     def make(self) -> Drafter:
-        return new_drafter(self._class, self._options, self._indexes, self._cross_request, self._acceptance)
+        return self._assembly.make_drafter()
 
 
 def replay(
@@ -245,12 +212,11 @@ def replay(
     methods: Sequence[Method],
     answers: Sequence[Recorded],
     *,
-    budget: int | None = None,
     curve: CostCurve | None = None,
     runtime: str = "auto",
 ) -> Iterator[Replayed]:
     """Every method on every answer, answer by answer. See `Replay`."""
-    made = Replay(model, methods, budget=budget, curve=curve, runtime=runtime)
+    made = Replay(model, methods, curve=curve, runtime=runtime)
     for answer in answers:
         yield from made.of(answer)
 

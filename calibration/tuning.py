@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class Setting:
     def method(self) -> Method:
         """To replay."""
         budget = None if self.budget == "auto" else int(self.budget)
-        return Method(self.name, self.drafter, self.stores, budget, dict(self.options))
+        return Method(self.drafter, dict(self.options), tuple(map(Path, self.stores)), budget, word=self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,12 @@ class _Tried:
 def _search(method: Method, tried: _Tried, trials: int) -> None:
     found = load(DRAFTERS, method.drafter, "drafter")
     fixed = tuple(sorted(method.options.items()))
-    best = Setting(method.drafter, method.stores, str(method.budget) if method.budget is not None else "auto", fixed)
+    best = Setting(
+        method.drafter,
+        tuple(map(str, method.paths)),
+        str(method.budget) if method.budget is not None else "auto",
+        fixed,
+    )
     start = best
     tried.run([start])
     tried.origin.setdefault(start, start)

@@ -32,7 +32,7 @@ def answer_record(engine: Engine, answer: Answer, key: str) -> dict[str, Any]:
         "tokens": list(last.tokens),
         "finish_reason": last.finish_reason,
         "prompt_tokens": len(last.prompt),
-        "drafter": engine.drafter,
+        "drafter": engine.method.drafter,
         "lossless": engine.lossless,
         "counters": counters_row(answer.counters),
         "key": key,
@@ -71,11 +71,11 @@ def request_key(engine: Engine, row: Prompt | BadRow, max_new_tokens: int) -> st
         None
         if engine.lossless
         else [
-            engine.verifier,
-            sorted(engine.verifier_options.items()),
-            engine.drafter,
-            sorted(engine.drafter_options.items()),
-            engine.budget,
+            engine.method.verifier,
+            sorted(engine.method.verifier_options.items()),
+            engine.method.drafter,
+            sorted(engine.method.options.items()),
+            engine.method.budget,
         ],
     ]
     return hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()[:24]

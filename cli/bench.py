@@ -82,28 +82,24 @@ def bench(
     from specds.calibration.bench.run import Plan, choose_cases, store_digest
     from specds.calibration.bench.run import bench as run
     from specds.cli.render import bar, bench_summary, note
-    from specds.decode.drafters import DRAFTERS
-    from specds.decode.method import distinct, open_method, parse_methods
-    from specds.decode.registry import load as find
-    from specds.decode.registry import parse_options
-    from specds.decode.verifiers import VERIFIERS, verifier_name
+    from specds.decode.assembly import check_method
+    from specds.decode.engine import Engine
+    from specds.decode.method import distinct, parse_methods
     from specds.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     most = options.budget(budget)
-    chosen = [method for text in methods or [] for method in parse_methods(text)]
+    chosen = [method for text in methods or [] for method in parse_methods(text, most)]
     if all(method.name != PLAIN for method in chosen):
         chosen = [*parse_methods(PLAIN), *chosen]
     chosen = sorted(distinct(chosen), key=lambda method: method.name != PLAIN)
     for method in chosen:
-        parse_options(find(DRAFTERS, method.drafter, "drafter").Options, method.options, f"drafter {method.drafter}")
-        judge = find(VERIFIERS, verifier_name(method.verifier, sampling), "verifier")
-        parse_options(judge.Options, method.verifier_options, f"verifier {method.verifier}")
+        check_method(method, sampling)
     others = _peers(peers, peer or [], assistant, sampling, {method.name for method in chosen})
     cases = choose_cases(prompts, limit=limit, group=group, turns=turns, format=format, prompt_field=prompt_field)
     language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
     contenders: list[Contender] = []
-    stores = sorted({path for method in chosen for path in method.stores})
+    stores = sorted({str(path) for method in chosen for path in method.paths})
     asked: dict[str, Any] = {
         "prompts": prompts,
         "limit": limit,
@@ -117,7 +113,7 @@ def bench(
     }
     try:
         for method in chosen:
-            contenders.append(Ours(method.name, open_method(language_model, method, sampling, most, runtime)))
+            contenders.append(Ours(method.name, Engine(language_model, method, sampling, runtime)))
         asked["stores"] = {path: store_digest(path) for path in stores}
         flags = _flags(model, revision, language_model.dtype, str(language_model.device), threads, assistant)
         flags += ["--trust-remote-code"] if trust_remote_code else []

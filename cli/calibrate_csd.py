@@ -51,23 +51,15 @@ def calibrate_csd(
     from specds.datastore.corrections import read_table
     from specds.datastore.prompts import read_prompts
     from specds.decode.engine import Engine
+    from specds.decode.method import Method
     from specds.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     rows = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
     language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
-    engine = Engine(
-        language_model,
-        drafter,
-        options.settings(set_option or []),
-        options.open_stores(store, language_model.tokenizer),
-        "csd",
-        sampling,
-        budget,
-        runtime,
-        COUNTING,
-        options.draft_model(draft_model, device, dtype, trust_remote_code),
-    )
+    drafting = options.draft_model(draft_model, device, dtype, trust_remote_code)
+    method = Method(drafter, options.settings(set_option or []), store or (), budget, "csd", COUNTING, drafting)
+    engine = Engine(language_model, method, sampling, runtime)
     with bar("calibrating", limit) as update:
 
         def progress(state: Calibration) -> None:

@@ -54,6 +54,7 @@ def calibrate_drafts(
     from specds.datastore.store import provenance
     from specds.decode.auto.acceptance import calibration_path
     from specds.decode.engine import Engine
+    from specds.decode.method import Method
     from specds.errors import UsageError
     from specds.sampling import Sampling
 
@@ -65,17 +66,9 @@ def calibrate_drafts(
     sampling = Sampling(temperature, top_k, top_p, seed)
     prompts = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
     language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
-    engine = Engine(
-        language_model,
-        "auto",
-        chosen_options,
-        options.open_stores(store, language_model.tokenizer),
-        "auto",
-        sampling,
-        LOOKED_AT,
-        runtime,
-        draft_model=options.draft_model(draft_model, device, dtype, trust_remote_code),
-    )
+    drafting = options.draft_model(draft_model, device, dtype, trust_remote_code)
+    method = Method("auto", chosen_options, store or (), LOOKED_AT, draft_model=drafting)
+    engine = Engine(language_model, method, sampling, runtime)
     with bar("watching", limit) as update:
 
         def progress(state: Collected) -> None:

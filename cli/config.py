@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specds.decode.method import Method, parse_budget, written_budget
 from specds.errors import InputError, OutputError
 from specds.files import write_atomically
 
@@ -16,25 +16,8 @@ _FORMAT = "specds decode options 1"
 _FIELDS = {"drafter", "store", "set", "budget"}
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeOptions:
-    """What a configuration says to `decode`.
-
-    Attributes:
-        drafter: a name.
-        stores: paths; relative ones in the file start at the file's folder.
-        settings: the drafter's options, as text.
-        budget: a number or `auto`.
-    """
-
-    drafter: str
-    stores: tuple[Path, ...]
-    settings: Mapping[str, str]
-    budget: str
-
-
-def write_config(path: Path, everything: DecodeOptions, groups: Mapping[str, DecodeOptions], about: Any) -> None:
-    """Write options for all prompts and for groups of them.
+def write_config(path: Path, everything: Method, groups: Mapping[str, Method], about: Any) -> None:
+    """Write a method for all prompts, and those for groups of them; relative paths start at the file's folder.
 
     Args:
         about: where they come from; for people, not read again.
@@ -44,9 +27,10 @@ def write_config(path: Path, everything: DecodeOptions, groups: Mapping[str, Dec
     """
     folder = path.resolve().parent
 
-    def record(options: DecodeOptions) -> dict[str, Any]:
-        stores = [os.path.relpath(store.resolve(), folder) for store in options.stores]
-        return {"drafter": options.drafter, "store": stores, "set": options.settings, "budget": options.budget}
+    def record(method: Method) -> dict[str, Any]:
+        stores = [os.path.relpath(path.resolve(), folder) for path in method.paths]
+        budget = written_budget(method.budget)
+        return {"drafter": method.drafter, "store": stores, "set": dict(method.options), "budget": budget}
 
     body = {
         "format": _FORMAT,
@@ -60,8 +44,8 @@ def write_config(path: Path, everything: DecodeOptions, groups: Mapping[str, Dec
         raise OutputError(f"cannot write {path}: {error.strerror or error}", "choose another --output") from error
 
 
-def read_config(name: str) -> DecodeOptions:
-    """Options from `FILE`, or a group's from `FILE#GROUP`.
+def read_config(name: str) -> Method:
+    """The method in `FILE`, or a group's in `FILE#GROUP`.
 
     Raises:
         InputError: there is no such file or group, or it holds something else.
@@ -89,7 +73,7 @@ def read_config(name: str) -> DecodeOptions:
     return _checked(path, body)
 
 
-def _checked(path: Path, body: Any) -> DecodeOptions:
+def _checked(path: Path, body: Any) -> Method:
     if not isinstance(body, dict) or set(body) != _FIELDS:
         raise InputError(f"{path}: options are {', '.join(sorted(_FIELDS))}, all of them and no others", "tune again")
     drafter, stores, settings, budget = body["drafter"], body["store"], body["set"], body["budget"]
@@ -97,4 +81,8 @@ def _checked(path: Path, body: Any) -> DecodeOptions:
     texts += [*settings, *settings.values()] if isinstance(settings, dict) else [None]
     if not all(isinstance(text, str) for text in texts):
         raise InputError(f"{path}: an option is of another kind than `specds tune` writes", "tune again")
-    return DecodeOptions(drafter, tuple(path.parent / store for store in stores), settings, budget)
+    try:
+        nodes = parse_budget(budget)
+    except ValueError as error:
+        raise InputError(f"{path}: the budget {error}", "tune again") from error
+    return Method(drafter, settings, tuple(path.parent / store for store in stores), nodes)

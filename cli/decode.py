@@ -98,50 +98,42 @@ def decode(
     """
     import contextlib
     import itertools
+    from dataclasses import replace
 
     from specds.calibration.trace import TraceWriter
     from specds.cli.answers import answer_file, answer_record, error_record, request_key
     from specds.cli.config import read_config
     from specds.cli.render import bar, decode_summary, emit, note
     from specds.datastore.prompts import BadRow, read_prompts
+    from specds.decode.assembly import check_method
     from specds.decode.counters import Counters
-    from specds.decode.drafters import DRAFTERS
-    from specds.decode.registry import load as find
-    from specds.decode.registry import parse_options
-    from specds.decode.verifiers import VERIFIERS, verifier_name
+    from specds.decode.method import Method
+    from specds.decode.verifiers import verifier_name
     from specds.errors import InputError, PromptError, UsageError
     from specds.model import find_tokenizer
     from specds.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)
-    chosen = options.settings(set_option or [])
-    if config is not None:
-        read = read_config(config)
-        store = list(read.stores) if store is None else store
-        if str(context.get_parameter_source("budget")).endswith("DEFAULT"):
-            budget = read.budget
-        if drafter in (None, read.drafter) and draft_model is None:
-            drafter, chosen = read.drafter, {**read.settings, **chosen}
-    options.budget(budget)
     judging = options.settings(verifier_option or [], "--verifier-set")
     if table is not None:
         judging["table"] = str(table)
     if update_table and table is None:
         raise UsageError("--update-table is given without --table", "name the table that is to learn")
-    if draft_model is not None and drafter not in (None, "auto", "model"):
-        raise UsageError(
-            f"--draft-model is given, and --drafter {drafter}", "--drafter auto and model draft with a model"
-        )
-    drafter = drafter or "auto"
-    parse_options(find(DRAFTERS, drafter, "drafter").Options, chosen, f"drafter {drafter}")
-    judge = find(VERIFIERS, verifier_name(verifier, sampling), "verifier")
-    parse_options(judge.Options, judging, f"verifier {verifier}")
+    given = options.settings(set_option or [])
+    method = Method(drafter or "auto", given, store or (), options.budget(budget), verifier, judging, draft_model)
+    if config is not None:
+        read = read_config(config)
+        default = str(context.get_parameter_source("budget")).endswith("DEFAULT")
+        method = replace(method, stores=method.stores or read.stores, budget=read.budget if default else method.budget)
+        if drafter in (None, read.drafter) and draft_model is None:
+            method = replace(method, drafter=read.drafter, options={**read.options, **given})
+    check_method(method, sampling)
     rows = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
     stores: list[Store] = []
-    if store:
+    if method.stores:
         # Before the weights are loaded: a store of another tokenizer is refused at once.
         tokenizer = find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code)
-        stores = options.open_stores(store, tokenizer, thorough=verify_store)
+        stores = options.open_stores(method.paths, tokenizer, thorough=verify_store)
     first = next(rows, None)
     if first is None:
         raise InputError(f"no prompts in {', '.join(prompt_file)}", "one prompt a line, as JSON or as plain text")
@@ -149,24 +141,11 @@ def decode(
 
     from specds.decode.engine import Engine
 
-    index = find(DRAFTERS, drafter, "drafter").index
-    if store and index:
-        # Once more: loading takes a while, and a writer may have replaced an index meanwhile.
-        stores = options.open_stores(store, language_model.tokenizer)
-    engine = Engine(
-        language_model,
-        drafter,
-        chosen,
-        stores if index else [],
-        verifier,
-        sampling,
-        options.budget(budget),
-        runtime,
-        judging,
-        options.draft_model(draft_model, device, dtype, trust_remote_code),
-    )
+    drafting = options.draft_model(draft_model, device, dtype, trust_remote_code)
+    # The stores are opened once more: loading takes a while, and a writer may have replaced an index meanwhile.
+    engine = Engine(language_model, replace(method, draft_model=drafting), sampling, runtime)
     if not quiet:
-        _remark(note, stores, drafter, index)
+        _remark(note, stores, method.drafter)
     if update_table and engine.memory is None:
         raise UsageError(f"--verifier {verifier} counts no divergences", "--update-table goes with csd or ocm")
     total, prompts, failed = Counters(), 0, 0
@@ -193,7 +172,7 @@ def decode(
                 total = total + answer.counters
                 if tracer is not None:
                     for turn, one in enumerate(answer.turns):
-                        tracer.add(answer.id, turn, drafter, one.steps)
+                        tracer.add(answer.id, turn, method.drafter, one.steps)
             except PromptError as error:
                 failed += 1
                 record = error_record(row, error, key)
@@ -204,7 +183,7 @@ def decode(
             learned.saw(answer.counters.tokens if "error" not in record else 0)
             update(prompts, limit, total.tokens_per_second)
     if not quiet:
-        decode_summary(drafter, verifier_name(verifier, sampling), engine.lossless, prompts, failed, total)
+        decode_summary(method.drafter, verifier_name(verifier, sampling), engine.lossless, prompts, failed, total)
         if held:
             broken = sum(one.failed for one in held)
             note(
@@ -249,13 +228,16 @@ class _Learned:
         self._prompts = self._tokens = 0
 
 
-def _remark(note: Callable[[str], None], stores: list[Store], drafter: str, index: str | None) -> None:
+def _remark(note: Callable[[str], None], stores: list[Store], drafter: str) -> None:
     """What a user would want to be told about the stores before a long job."""
-    if stores and index is None:
+    from specds.decode.assembly import drafter_class
+
+    kinds = drafter_class(drafter).indexes
+    if stores and not kinds:
         note(f"note: drafter {drafter} looks nothing up; --store is not used")
     for store in stores:
         for kind, segments in store.manifest.indexes.items():
-            missing = store.manifest.uncovered(kind) if segments and kind in (index or "") else []
+            missing = store.manifest.uncovered(kind) if segments and kind in kinds else []
             if missing:
                 note(
                     f"note: {len(missing)} corpus files of {store.path} are not in its {kind} index yet — "

@@ -50,9 +50,11 @@ def demo(
     from specds.datastore.build_dense import build_dense
     from specds.datastore.build_suffix import build_suffix
     from specds.datastore.generation import GenerationOptions, generate
+    from specds.decode.assembly import drafter_class
+    from specds.decode.contracts import Use
     from specds.decode.drafters import DRAFTERS
     from specds.decode.engine import Engine
-    from specds.decode.registry import load as find
+    from specds.decode.method import Method
     from specds.reference import generate_plain
 
     path = (directory or cache_directory() / "demo") / f"assistant-{language_model.fingerprint[:8]}.ds"
@@ -75,12 +77,12 @@ def demo(
     store = open_store(path, language_model.tokenizer)
     asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:prompts]
     note(f"4. decode: {len(asked)} new prompts, greedy, at most {max_new_tokens} tokens each, drafter after drafter")
-    drafters = {name: find(DRAFTERS, name, "drafter") for name in DRAFTERS}
+    drafters = {name: drafter_class(name) for name in DRAFTERS}
     # A model that drafts for itself is worth its time where it has many more layers than this one.
-    shown = {name: found for name, found in drafters.items() if not getattr(found, "takes_model", False)}
     engines = {
-        name: Engine(language_model, name, stores=[store] if found.index else [], budget=most)
-        for name, found in shown.items()
+        name: Engine(language_model, Method(name, stores=(store,) if kind.indexes else (), budget=most))
+        for name, kind in drafters.items()
+        if kind.draft_model is not Use.ALWAYS
     }
     answers: dict[str, list[Answer]] = {name: [] for name in engines}
     reference: list[tuple[list[int], float]] = []

@@ -11,25 +11,27 @@ def drafters() -> None:
     [dim]specds decode -p todo.jsonl -s code.ds -d dresd --set drafts=3 --set length=20[/dim]
     """
     from specds.cli.render import screen
+    from specds.decode.assembly import drafter_class
     from specds.decode.drafters import DRAFTERS
     from specds.decode.registry import load
     from specds.decode.verifiers import VERIFIERS
 
     out = screen(stderr=False)
     for name in DRAFTERS:
-        found = load(DRAFTERS, name, "drafter")
-        verb = "needs" if found.store_required else "takes"
-        needs = f"  [dim]({verb} --store with a {found.index} index)[/dim]" if found.index else ""
-        out.print(f"[bold]{name}[/bold]: {found.summary}{needs}")
-        if found.source:
-            out.print(f"  {found.source}")
-        for table in _options(found.Options):
+        kind = drafter_class(name)
+        verb = "needs" if kind.store_required else "takes"
+        index = " or ".join(kind.indexes)
+        needs = f"  [dim]({verb} --store with a {index} index)[/dim]" if index else ""
+        out.print(f"[bold]{name}[/bold]: {kind.summary}{needs}")
+        if kind.source:
+            out.print(f"  {kind.source}")
+        for table in _options(kind.Options):
             out.print(table)
     out.print()
     for name in VERIFIERS:
         verifier = load(VERIFIERS, name, "verifier")
-        kind = "lossless" if verifier.lossless else "lossy"
-        out.print(f"[bold]--verifier {name}[/bold] ({kind}): {verifier.summary}")
+        text = "lossless" if verifier.lossless else "lossy"
+        out.print(f"[bold]--verifier {name}[/bold] ({text}): {verifier.summary}")
         for table in _options(verifier.Options):
             out.print(table)
 

@@ -118,14 +118,12 @@ def _written(
     from specds.cli.render import bar
     from specds.datastore.prompts import Prompt, read_prompts
     from specds.decode.engine import Engine
+    from specds.decode.method import Method
     from specds.errors import InputError, PromptError
 
     length = most or _LENGTH
-    engine = (
-        Engine(model, "rest", stores=[store], budget=8, runtime=runtime)
-        if store.manifest.suffix
-        else Engine(model, "pld", budget=8, runtime=runtime)
-    )
+    method = Method("rest", stores=(store,), budget=8) if store.manifest.suffix else Method("pld", budget=8)
+    engine = Engine(model, method, runtime=runtime)
     turns: list[Recorded] = []
     failed = 0
     with bar("answering", None) as update:

@@ -52,9 +52,10 @@ def explain(
         turns = options.recorded(str(trace), prompt_file, language_model, format, prompt_field).turns
         name = ":".join(["auto", *map(str, store or [])])
         names = [one.name for one in found.sources if one.name != "model"]
-        methods = [parse_method(name), *(parse_method(f"{name}?without={one}") for one in names)]
+        words = [name, *(f"{name}?without={one}" for one in names)]
         budget = options.replay_budget(None, curve)
-        made = Replay(language_model, methods, budget=budget, curve=curve, runtime=runtime)
+        methods = [parse_method(word, budget) for word in words]
+        made = Replay(language_model, methods, curve=curve, runtime=runtime)
         rows = []
         with bar("replaying", len(turns)) as update:
             for number, turn in enumerate(turns, 1):

@@ -206,11 +206,12 @@ def budget(text: str) -> int | None:
     Raises:
         UsageError: neither.
     """
-    if text == "auto":
-        return None
-    if not text.isascii() or not text.isdigit():
-        raise UsageError(f"--budget is {text!r}", "a number, 0 or more, or auto")
-    return int(text)
+    from specds.decode.method import parse_budget
+
+    try:
+        return parse_budget(text)
+    except ValueError:
+        raise UsageError(f"--budget is {text!r}", "a number, 0 or more, or auto") from None
 
 
 def cost_curve(path: Path | None) -> CostCurve | None:

@@ -49,11 +49,11 @@ def replay(
     from specds.cli.render import bar, replay_record, replay_table
     from specds.decode.method import distinct, parse_methods
 
-    chosen = distinct(parse_methods(methods))
     curve = options.cost_curve(cost)
+    chosen = distinct(parse_methods(methods, options.replay_budget(budget, curve)))
     language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
     recorded = options.recorded(answers, prompt_file, language_model, format, prompt_field, most=max_new_tokens)
-    made = Replay(language_model, chosen, budget=options.replay_budget(budget, curve), curve=curve, runtime=runtime)
+    made = Replay(language_model, chosen, curve=curve, runtime=runtime)
     found = []
     turns = list(itertools.islice(recorded.turns, limit))
     with contextlib.ExitStack() as stack:

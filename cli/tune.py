@@ -46,9 +46,9 @@ def tune(
     """
     import json
 
-    from specds.calibration.tuning import ALL, Setting, summary
+    from specds.calibration.tuning import ALL, summary
     from specds.calibration.tuning import tune as tuned
-    from specds.cli.config import DecodeOptions, write_config
+    from specds.cli.config import write_config
     from specds.cli.render import bar, note, tuning_table
     from specds.datastore.store import provenance
     from specds.decode.method import distinct, parse_methods
@@ -78,10 +78,7 @@ def tune(
     if output is None:
         return
 
-    def decoding(setting: Setting) -> DecodeOptions:
-        return DecodeOptions(setting.drafter, tuple(map(Path, setting.stores)), dict(setting.options), setting.budget)
-
-    settings = {one.group: decoding(one.setting) for one in found.best}
+    settings = {one.group: one.setting.method() for one in found.best}
     made = provenance()
     about = {"command": made.command, "version": made.version, "date": made.date, "model": language_model.name}
     write_config(output, settings.pop(ALL), settings, {**about, "best": summary(found)})

@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specds.decode.draft import Draft
-from specds.sampling import Noise
+from specds.sampling import Noise, Sampling
 
 if TYPE_CHECKING:
     import torch
+
+    from specds.datastore.corrections import Pair
+    from specds.datastore.dense import DenseIndex
+    from specds.datastore.suffix import SuffixIndex
+    from specds.decode.auto.cross_request import CrossRequest
+    from specds.decode.draft_model import DraftModel
+    from specds.decode.pricing.curve import Prices
+    from specds.decode.verifiers.csd import Memory
 
 
 class Signal(Enum):
@@ -167,12 +177,86 @@ class Step:
         return min(len(self.path), len(self.tokens))
 
 
-class Drafter(Protocol):
-    """Proposes drafts for one request; speaks numpy, so that it can serve inside another engine."""
+class Use(Enum):
+    """What a drafter makes of a draft model."""
 
-    @property
-    def needs(self) -> frozenset[Signal]:
-        """What the target must hand over at each step."""
+    NEVER = "never"
+    OPTIONAL = "optional"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """There are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a drafter may draw on besides the request's own text.
+
+    Attributes:
+        suffix, dense: the stores' indexes of each kind, in the order of the stores.
+        draft_model: what drafts token by token.
+        shared: the cross-request state of a drafter that has some; see `Drafter.cross_request`.
+    """
+
+    suffix: Sequence[SuffixIndex] = ()
+    dense: Sequence[DenseIndex] = ()
+    draft_model: DraftModel | None = None
+    shared: CrossRequest | None = None
+
+
+NO_RESOURCES = Resources()
+
+
+class Drafter(Protocol):
+    """Proposes drafts for one request; speaks numpy, so that it can serve inside another engine.
+
+    What a drafter is and can do stands in attributes of its class; one that says nothing has these defaults.
+
+    Attributes:
+        Options: a dataclass; its fields are made by `registry.option`.
+        summary, source: what it proposes and the paper, a line each.
+        indexes: kinds of index that it looks things up in; of several kinds each store must have one.
+        store_required: whether it is of no use without a store.
+        draft_model: whether it drafts with a draft model.
+        drafts: whether it ever proposes anything.
+        needs: what the target must hand over at each step.
+        layer: of which layer Signal.LAYER is: its number, or below 1 a share of all layers.
+        asked: what was asked for the last draft, and the seconds of each; empty if it does not say.
+    """
+
+    Options: ClassVar[type[Any]] = NoOptions
+    summary: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    indexes: ClassVar[tuple[str, ...]] = ()
+    store_required: ClassVar[bool] = False
+    draft_model: ClassVar[Use] = Use.NEVER
+    drafts: ClassVar[bool] = True
+    needs: frozenset[Signal] = frozenset()
+    layer: float = 0.0
+    asked: Mapping[str, float] = MappingProxyType({})
+
+    def __init__(self, options: Any, resources: Resources = NO_RESOURCES) -> None: ...
+
+    @classmethod
+    def cross_request(
+        cls, options: Any, curve: Prices | None, stores: Sequence[Path], fingerprint: str
+    ) -> CrossRequest | None:
+        """What the requests of one engine share, for a drafter that chooses the size of its drafts itself.
+
+        None, the default, is for all others: the engine's budget cuts their drafts.
+
+        Args:
+            options: the drafter's.
+            curve: what passes cost; None: drafts depend on nothing but the request.
+            stores: their paths, for what lies beside them.
+            fingerprint: the target's.
+
+        Raises:
+            InputError: something that the options name, or that lies there, cannot be read.
+        """
+        return None
 
     def start(self, prompt: Sequence[int]) -> None:
         """A new request: forget the last one, take the prompt's token ids."""
@@ -185,9 +269,25 @@ class Drafter(Protocol):
 
 
 class Verifier(Protocol):
-    """Turns the target's logits over a draft into the accepted path, for one request after another."""
+    """Turns the target's logits over a draft into the accepted path, for one request after another.
 
+    Attributes:
+        Options, summary: as a drafter's.
+        lossless: whether the text is the target's own.
+        independent: whether it draws on its own, so that above temperature 0 texts are not those of plain sampling.
+        memory: what it counts, and learns from; None if it counts nothing.
+    """
+
+    Options: ClassVar[type[Any]] = NoOptions
+    summary: ClassVar[str] = ""
     lossless: ClassVar[bool]
+    independent: ClassVar[bool] = False
+    memory: Memory | None = None
+
+    def __init__(self, options: Any, sampling: Sampling, pair: Pair | None = None) -> None:
+        """Args:
+        pair: who drafts for whom; a correction table of another pair is refused.
+        """
 
     def start(self, noise: Noise) -> None:
         """A new request, with its noise."""

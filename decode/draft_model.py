@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from specds.decode.contracts import Target
 from specds.decode.draft import empty
+from specds.decode.targets import make_target
 from specds.errors import UsageError
-from specds.model import LanguageModel
+from specds.model import LanguageModel, load_model
 from specds.sampling import Noise, Sampling, numbers, pick, warp
 
 SKIP = "skip:"
@@ -98,6 +99,27 @@ def check_draft_model(draft: LanguageModel, target: LanguageModel) -> None:
             f"and {target.name} of {target.config.vocab_size:,}",
             "take a draft model of the same size of vocabulary, or --draft-model skip:half",
         )
+
+
+def load_draft_model(name: LanguageModel | str | None, target: LanguageModel) -> LanguageModel | str | None:
+    """A draft model by name, as the target is loaded; what begins with `skip:` names the target's own layers.
+
+    Raises:
+        UsageError: its tokens are not the target's.
+        ModelError: there is none of that name.
+    """
+    if isinstance(name, str) and not name.startswith(SKIP):
+        name = load_model(name, device=str(target.device), dtype=target.dtype)
+    if isinstance(name, LanguageModel):
+        check_draft_model(name, target)
+    return name
+
+
+def speaker_of(drafting: LanguageModel | str | None, target: Target, model: LanguageModel, runtime: str) -> Speaker:
+    """What drafts: a model over a cache of its own, or `target`, which runs `model`, without some layers."""
+    if isinstance(drafting, LanguageModel):
+        return Separate(make_target(drafting, runtime))
+    return Skipping(target, parse_skip(drafting or SKIP_HALF, int(model.config.num_hidden_layers)))
 
 
 @dataclass(slots=True)

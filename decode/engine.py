@@ -1,43 +1,27 @@
-"""The engine: a model, a drafter and a verifier put together to answer prompts one after another."""
+"""The engine: a model and a method put together to answer prompts one after another."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specds.datastore.corrections import Pair
 from specds.datastore.manifest import Identity
 from specds.datastore.prompts import Message, Prompt
-from specds.datastore.store import Store
-from specds.decode.auto.acceptance import Acceptance, choose_acceptance
-from specds.decode.auto.cross_request import CrossRequest
-from specds.decode.contracts import Drafter, Signal, Step, Taps, Target, Verifier
+from specds.decode.assembly import Assembly, check_method, drafter_class, prepare
+from specds.decode.contracts import Drafter, Step, Target, Use, Verifier
 from specds.decode.counters import Counters
-from specds.decode.draft_model import (
-    SKIP_HALF,
-    DraftModel,
-    Separate,
-    Skipping,
-    Speaker,
-    check_draft_model,
-    drafting_noise,
-    parse_skip,
-)
-from specds.decode.drafters import DRAFTERS, EITHER
+from specds.decode.draft_model import SKIP_HALF, DraftModel, drafting_noise, load_draft_model, speaker_of
 from specds.decode.loop import decode
+from specds.decode.method import Method
 from specds.decode.pricing import measurement
-from specds.decode.pricing.budget import Adaptive, Budget, Fixed
-from specds.decode.pricing.curve import Corrected, Prices
-from specds.decode.registry import load, parse_options
+from specds.decode.pricing.curve import Corrected
 from specds.decode.targets import choose_runtime, make_target
 from specds.decode.targets.counted import Counted
 from specds.decode.verifiers import make_verifier
 from specds.decode.verifiers.csd import Memory
-from specds.decode.warm_up import warm_up
-from specds.errors import CorruptStore, PromptError, UsageError
+from specds.errors import PromptError, UsageError
 from specds.model import LanguageModel
 from specds.sampling import Noise, Sampling
 
@@ -81,100 +65,52 @@ class Answer:
 
 @dataclass(slots=True)
 class Engine:
-    """Answers prompts with one model and one way of drafting.
+    """Answers prompts with one model and one way of decoding.
 
     Attributes:
         model: the target.
-        drafter: a name in the drafters' registry.
-        drafter_options: that drafter's options, as text.
-        stores: where a retrieving drafter looks; each needs the index that the drafter reads.
-        verifier: `auto`, or a name in the verifiers' registry.
+        method: drafter, stores, budget and verifier; plain decoding by default.
         sampling: greedy by default.
-        budget: the most draft nodes a step; None: as many as pay for themselves on this machine, by the cost curve
-            that `specds profile` left, or by one measured now in a second or two, and by what passes take.
         runtime: a name in the targets' registry, or `auto`: the fastest that can run the model.
-        verifier_options: that verifier's options, as text.
-        draft_model: what drafter `model` drafts with: a model of the target's tokenizer, `skip:…` for the target
-            without some layers, or None for the target without every second one.
 
     One request at a time: the key-value cache is the engine's. Beginning another ends the one before.
 
     Raises:
-        UsageError: an unknown name or option, a budget below 0, a drafter without the store it needs.
+        UsageError: what `check_method` refuses, or a draft model of another tokenizer.
         MissingIndex, ForeignModel, CorruptStore: a store that the drafter cannot read.
         UnsupportedModel: a model that cannot verify a tree.
     """
 
     model: LanguageModel
-    drafter: str = "none"
-    drafter_options: Mapping[str, str] = field(default_factory=dict)
-    stores: Sequence[Store] = ()
-    verifier: str = "auto"
+    method: Method = field(default_factory=Method)
     sampling: Sampling = field(default_factory=Sampling)
-    budget: int | None = None
     runtime: str = "auto"
-    verifier_options: Mapping[str, str] = field(default_factory=dict)
-    draft_model: LanguageModel | str | None = None
     wrap: Callable[[Any], Drafter] | None = field(init=False, repr=False, default=None)
     """Put around each request's drafter, by who wants to watch it."""
-    _class: Any = field(init=False, repr=False)
-    _options: Any = field(init=False, repr=False)
-    _indexes: list[Any] = field(init=False, repr=False)
     _verifier: Verifier = field(init=False, repr=False)
-    _budget: Budget = field(init=False, repr=False)
     _target: Target = field(init=False, repr=False)
-    _drafting: DraftModel | None = field(init=False, repr=False, default=None)
+    _draft_model: DraftModel | None = field(init=False, repr=False, default=None)
     _curve: Corrected | None = field(init=False, repr=False, default=None)
-    _shared: CrossRequest | None = field(init=False, repr=False, default=None)
-    _acceptance: Acceptance | None = field(init=False, repr=False, default=None)
+    _assembly: Assembly = field(init=False, repr=False)
     _request: object = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        if self.budget is not None and self.budget < 0:
-            raise UsageError(f"--budget is {self.budget}", "0 (no drafts) or more")
-        self._class = load(DRAFTERS, self.drafter, "drafter")
-        self._options = parse_options(self._class.Options, self.drafter_options, f"drafter {self.drafter}")
-        if self._class.store_required and not self.stores:
-            raise UsageError(
-                f"drafter {self.drafter} looks things up in a datastore, and none is given",
-                f"add --store S, a store with a {self._class.index} index",
-            )
-        self._indexes = open_indexes(self._class.index, self.stores, self.model)
-        self._verifier = make_verifier(self.verifier, self.sampling, self.verifier_options, self.pair)
+        check_method(self.method, self.sampling)
+        prepared = prepare(self.method, self.model)
         runtime = choose_runtime(self.model, self.runtime)
-        self._acceptance = acceptance_for(self._class, self._options, [store.path for store in self.stores], self.model)
-        self._target = make_target(self.model, runtime, taps_of(self.make_drafter(), self.model))
-        if getattr(self._class, "takes_model", False):
-            self._drafting = self._make_draft_model(runtime)
-            self._indexes = [self._drafting]
-        elif getattr(self._class, "may_take_model", False) and self.draft_model is not None:
-            self._drafting = self._make_draft_model(runtime)
-            self._indexes = [*self._indexes, self._drafting]
-        if self.budget is None and self.drafter != "none":
+        drafting = load_draft_model(self.method.draft_model, self.model)
+        self.method = replace(self.method, draft_model=drafting)
+        self._verifier = make_verifier(self.method.verifier, self.sampling, self.method.verifier_options, self.pair)
+        self._target = make_target(self.model, runtime, prepared.taps)
+        use = prepared.drafter.draft_model
+        if use is Use.ALWAYS or (use is Use.OPTIONAL and drafting is not None):
+            speaker = speaker_of(drafting, self._target, self.model, self.runtime)
+            noise = Noise.of(self.sampling.seed, ())
+            self._draft_model = DraftModel(speaker, self.sampling, self.independent, noise)
+        if self.method.budget is None and prepared.drafter.drafts:
             self._curve = Corrected(measurement.known(self._target, self.model, runtime))
-        self._budget, self._shared = self._make_budget()
-        if self.drafter != "none" and not getattr(self._class, "takes_model", False):
-            self._warm_up()
-
-    def _warm_up(self) -> None:
-        own = [index for index in self._indexes if index is not self._drafting]
-        budget, shared = self._make_budget()
-        drafter = new_drafter(self._class, self._options, own, shared, self._acceptance)
-        with self._naming_stores():
-            warm_up(drafter, budget, self.model)
-
-    def _make_draft_model(self, runtime: str) -> DraftModel:
-        speaker: Speaker
-        if isinstance(self.draft_model, LanguageModel):
-            check_draft_model(self.draft_model, self.model)
-            speaker = Separate(make_target(self.draft_model, self.runtime))
-        else:
-            skip = parse_skip(self.draft_model or SKIP_HALF, int(self.model.config.num_hidden_layers))
-            speaker = Skipping(self._target, skip)
-        return DraftModel(speaker, self.sampling, self.independent, Noise.of(self.sampling.seed, ()))
-
-    def _make_budget(self) -> tuple[Budget, CrossRequest | None]:
-        return new_budget(self.budget or 0, self._curve, self._acceptance)
+        self._assembly = prepared.assemble(self._curve, self._draft_model)
+        self._assembly.warm_up()
 
     @property
     def pair(self) -> Pair:
@@ -188,11 +124,12 @@ class Engine:
         )
 
     def _draft_identity(self) -> Identity:
-        if isinstance(self.draft_model, LanguageModel):
-            return Identity(self.draft_model.name, self.draft_model.fingerprint)
-        name = self.drafter
-        if getattr(self._class, "takes_model", False):
-            name = self.draft_model or SKIP_HALF
+        drafting = self.method.draft_model
+        if isinstance(drafting, LanguageModel):
+            return Identity(drafting.name, drafting.fingerprint)
+        name = self.method.drafter
+        if drafter_class(name).draft_model is Use.ALWAYS:
+            name = drafting or SKIP_HALF
         return Identity(name, f"drafter {name}")
 
     def count_passes(self) -> Counted:
@@ -203,12 +140,12 @@ class Engine:
     @property
     def memory(self) -> Memory | None:
         """What the verifier counts; None if it counts nothing."""
-        return getattr(self._verifier, "memory", None)
+        return self._verifier.memory
 
     @property
     def independent(self) -> bool:
         """Whether the verifier draws on its own, so that above temperature 0 texts are not those of plain sampling."""
-        return bool(getattr(self._verifier, "independent", False))
+        return self._verifier.independent
 
     @property
     def lossless(self) -> bool:
@@ -217,7 +154,7 @@ class Engine:
 
     def make_drafter(self) -> Drafter:
         """A drafter for one request."""
-        drafter = new_drafter(self._class, self._options, self._indexes, self._shared, self._acceptance)
+        drafter = self._assembly.make_drafter()
         return drafter if self.wrap is None else self.wrap(drafter)
 
     def steps(self, tokens: Sequence[int], max_new_tokens: int, *, sample: int = 0) -> Iterator[Step]:
@@ -232,16 +169,17 @@ class Engine:
         self._check_prompt(tokens)
         self._verifier.start(Noise.of(self.sampling.seed, tokens, sample))
         longest = min(max_new_tokens, self.model.context_length - len(tokens))
-        if self._drafting is not None:
-            self._drafting.noise = drafting_noise(self.sampling.seed, tokens, sample, self._drafting.independent)
-            self._drafting.end = len(tokens) + longest
+        if self._draft_model is not None:
+            independent = self._draft_model.independent
+            self._draft_model.noise = drafting_noise(self.sampling.seed, tokens, sample, independent)
+            self._draft_model.end = len(tokens) + longest
         steps = decode(
             self._target,
             self.make_drafter(),
             self._verifier,
             tokens,
             max_new_tokens=longest,
-            budget=self._budget,
+            budget=self._assembly.budget,
             stop_tokens=self.model.stop_tokens,
         )
         return self._exclusive(steps)
@@ -249,7 +187,7 @@ class Engine:
     def _exclusive(self, steps: Iterator[Step]) -> Iterator[Step]:
         """The steps, as long as no other request takes the key-value cache."""
         request = self._request = object()
-        with self._naming_stores():
+        with self._assembly.naming_stores():
             for step in steps:
                 if self._curve is not None:
                     self._curve.observe(step)
@@ -259,15 +197,6 @@ class Engine:
                         "another request was begun on this engine before this one was done",
                         "finish one before the next, or make an engine for each",
                     )
-
-    @contextlib.contextmanager
-    def _naming_stores(self) -> Iterator[None]:
-        """Say which stores are meant where one turns out to be broken."""
-        try:
-            yield
-        except CorruptStore as error:
-            paths = ", ".join(str(store.path) for store in self.stores)
-            raise CorruptStore(f"{paths}: {error.message}", error.hint) from error
 
     def answer(self, prompt: Prompt, max_new_tokens: int) -> Answer:
         """Answer every turn of a prompt, each turn seeing the answers before it.
@@ -311,79 +240,3 @@ class Engine:
                 "with the answer",
                 "shorten it, or use a model with a longer context",
             )
-
-
-def open_indexes(kind: str | None, stores: Sequence[Store], model: LanguageModel) -> list[Any]:
-    """What a drafter looks things up in: of each store its index of a kind; of a drafter that asks for none, nothing.
-
-    Raises:
-        MissingIndex, ForeignModel, CorruptStore: a store that cannot be read so.
-    """
-    if kind == EITHER:
-        return [index for store in stores for index in _all_indexes(store, model)]
-    if kind == "dense":
-        return [store.dense_index(model.fingerprint) for store in stores]
-    indexes = [store.suffix_index() for store in stores] if kind == "suffix" else []
-    for index in indexes:
-        index.warm_up()
-    return indexes
-
-
-def _all_indexes(store: Store, model: LanguageModel) -> list[Any]:
-    """A store's suffix index, and its dense index if it is of the model's own states; one of them at least."""
-    found: list[Any] = []
-    if store.manifest.suffix or not store.manifest.dense:
-        index = store.suffix_index()
-        index.warm_up()
-        found.append(index)
-    own = all(one.model is not None and one.model.fingerprint == model.fingerprint for one in store.manifest.dense)
-    if store.manifest.dense and (own or not found):
-        found.append(store.dense_index(model.fingerprint))
-    return found
-
-
-def acceptance_for(found: Any, options: Any, stores: Sequence[Path], model: LanguageModel) -> Acceptance | None:
-    """What a drafter that weighs its drafts itself goes by; None for any other.
-
-    Args:
-        found: the drafter's class.
-        stores: their paths; a calibration lies beside a store.
-
-    Raises:
-        InputError: what is named, or lies there, is no calibration.
-    """
-    if not getattr(found, "weighs", False):
-        return None
-    return choose_acceptance(options.calibration, stores, model.fingerprint)
-
-
-def new_budget(nodes: int, curve: Prices | None, acceptance: Acceptance | None) -> tuple[Budget, CrossRequest | None]:
-    """A budget, and for a drafter that weighs its drafts what its requests share.
-
-    Args:
-        nodes: the most, where there is no curve.
-        curve: as much as pays for itself by it.
-    """
-    if acceptance is None:
-        return (Fixed(nodes) if curve is None else Adaptive(curve)), None
-    shared = CrossRequest(curve)
-    return Fixed(nodes if curve is None else shared.most), shared
-
-
-def new_drafter(
-    found: Any, options: Any, indexes: Sequence[Any], shared: CrossRequest | None, acceptance: Acceptance | None
-) -> Drafter:
-    """A drafter for one request."""
-    drafter: Drafter
-    drafter = found(options, indexes) if acceptance is None else found(options, indexes, shared, acceptance)
-    return drafter
-
-
-def taps_of(drafter: Drafter, model: LanguageModel) -> Taps:
-    """What a target must be made to hand over for a drafter."""
-    layer = 0
-    if Signal.LAYER in drafter.needs:
-        layers = int(model.config.num_hidden_layers)
-        asked: float = drafter.layer  # type: ignore[attr-defined]  # what asks for a layer says which
-        layer = max(1, round(asked * layers)) if asked < 1 else int(asked)
-    return Taps(Signal.HIDDEN in drafter.needs, layer, Signal.CONTEXT_TOPK in drafter.needs)

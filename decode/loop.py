@@ -77,7 +77,7 @@ def decode(
             signals,
             *times,
             verdict.rescues,
-            dict(getattr(drafter, "asked", {})),
+            dict(drafter.asked),
         )
         produced += len(tokens)
 

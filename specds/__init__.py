@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specds.datastore.store import Store, create_store, open_store
     from specds.decode.draft import Draft
     from specds.decode.engine import Answer, Engine
+    from specds.decode.method import Method
     from specds.model import LanguageModel, load_model
 
 _HOME = {
@@ -22,6 +23,7 @@ _HOME = {
     "Draft": "specds.decode.draft",
     "Engine": "specds.decode.engine",
     "LanguageModel": "specds.model",
+    "Method": "specds.decode.method",
     "Store": "specds.datastore.store",
     "create_store": "specds.datastore.store",
     "load_model": "specds.model",
@@ -33,6 +35,7 @@ __all__ = [
     "Draft",
     "Engine",
     "LanguageModel",
+    "Method",
     "SpecdsError",
     "Store",
     "__version__",

@@ -80,7 +80,7 @@ class Ours:
     peer = False
 
     def __init__(self, name: str, engine: Engine) -> None:
-        self.name, self.drafter = name, engine.drafter
+        self.name, self.drafter = name, engine.method.drafter
         # Rejection sampling draws from the target's distribution, but not the tokens of plain sampling.
         same = engine.sampling.greedy or not engine.independent
         self.lossless: bool | None = engine.lossless if same else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specds.decode.auto.acceptance import Acceptance, shipped
 from specds.decode.auto.expansion import DENSE, MODEL
 from specds.decode.auto.feedback import Feedback
 from specds.decode.auto.ngrams import Followers, Rows
@@ -23,10 +24,14 @@ class CrossRequest:
     Args:
         curve: T(n) of the target.
         most: most nodes of a draft.
+        acceptance: how probable it is that a node is accepted; default: what comes with specds.
     """
 
-    def __init__(self, curve: Prices | None = None, most: int | None = None) -> None:
+    def __init__(
+        self, curve: Prices | None = None, most: int | None = None, acceptance: Acceptance | None = None
+    ) -> None:
         self.curve = curve
+        self.acceptance = acceptance or shipped()
         limit = curve.rows[-1] - 1 if curve is not None else _MOST
         self.most = min(limit if most is None else most, limit)
         self.feedback = Feedback()
@@ -38,6 +43,10 @@ class CrossRequest:
         """Counts over earlier answers, and rows of likeliest tokens of all requests."""
         self.drafting = 0.0
         """Seconds that drafting takes a step, lately."""
+
+    def fresh(self) -> CrossRequest:
+        """One that has learned nothing yet."""
+        return CrossRequest(self.curve, self.most, self.acceptance)
 
     def start(self) -> None:
         """A new request."""

@@ -11,9 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.datastore.dense import DenseIndex
-from specds.datastore.suffix import SuffixIndex
-from specds.decode.auto.acceptance import Acceptance, load_acceptance, shipped
+from specds.decode.auto.acceptance import choose_acceptance
 from specds.decode.auto.cross_request import CrossRequest
 from specds.decode.auto.expansion import (
     CONTEXT,
@@ -35,10 +33,9 @@ from specds.decode.auto.expansion import (
 from specds.decode.auto.feedback import Feedback, reached
 from specds.decode.auto.lookups import neighbours, suffix_trees
 from specds.decode.auto.ngrams import REACH, Followers, Rows
-from specds.decode.contracts import Signal, Step
+from specds.decode.contracts import NO_RESOURCES, Drafter, Resources, Signal, Step, Use
 from specds.decode.draft import Draft, Origin, empty
-from specds.decode.draft_model import DraftModel
-from specds.decode.drafters import EITHER
+from specds.decode.pricing.curve import Prices
 from specds.decode.registry import option
 from specds.decode.text.context import Context
 from specds.errors import UsageError
@@ -58,7 +55,7 @@ _EMPTY = np.empty(0, np.int32)
 _NO_GAPS = np.empty(0, np.float32)
 
 
-class Auto:
+class Auto(Drafter):
     """Merges all sources into one tree whose nodes have calibrated probabilities, and verifies the part that pays."""
 
     @dataclass(frozen=True, slots=True)
@@ -80,40 +77,34 @@ class Auto:
         gamma: int = option(6, "most tokens that a draft model writes a step", least=1, tries=(3,))
 
     summary: ClassVar[str] = "one tree from all sources there are, each node for its calibrated probability"
-    source: ClassVar[str] = ""
-    index: ClassVar[str | None] = EITHER
-    store_required: ClassVar[bool] = False
-    may_take_model: ClassVar[bool] = True
-    weighs: ClassVar[bool] = True
+    indexes: ClassVar[tuple[str, ...]] = ("suffix", "dense")
+    draft_model: ClassVar[Use] = Use.OPTIONAL
 
-    def __init__(
-        self,
-        options: Options,
-        indexes: Sequence[SuffixIndex | DenseIndex | DraftModel] = (),
-        shared: CrossRequest | None = None,
-        acceptance: Acceptance | None = None,
-    ) -> None:
+    def __init__(self, options: Options, resources: Resources = NO_RESOURCES) -> None:
         self._options = options
-        self._shared = CrossRequest() if shared is None else shared
-        if acceptance is None:
-            acceptance = load_acceptance(Path(options.calibration)) if options.calibration else shipped()
-        self._ensemble = acceptance.ensemble
+        self._shared = resources.shared or CrossRequest()
+        self._ensemble = self._shared.acceptance.ensemble
         left_out = sources_of(options.without)
-        self._suffix = [one for one in indexes if isinstance(one, SuffixIndex) and SUFFIX not in left_out]
-        self._dense = [one for one in indexes if isinstance(one, DenseIndex) and DENSE not in left_out]
-        self._models = [one for one in indexes if isinstance(one, DraftModel) and MODEL not in left_out]
+        self._suffix = resources.suffix if SUFFIX not in left_out else ()
+        self._dense = resources.dense if DENSE not in left_out else ()
+        self._draft_model = resources.draft_model if MODEL not in left_out else None
         always = {CONTEXT, RECYCLING, GUESS} | ({SUFFIX} if self._suffix else set())
         self._learning = self._shared.curve is not None
         self._session = shares_session(options.session, self._learning) and SESSION not in left_out
         self._active = {*always, *([SESSION] if self._session else [])} - left_out
-        self.needs: frozenset[Signal] = frozenset({Signal.TREE_TOPK, Signal.TREE_GAPS}) | (
+        self.needs = frozenset({Signal.TREE_TOPK, Signal.TREE_GAPS}) | (
             frozenset({Signal.HIDDEN}) if self._dense else frozenset()
         )
-        self.asked: dict[str, float] = {}
-        """Seconds that each source took for the last draft; `tree` is what the others take together."""
         self._credit = np.full(len(self._suffix), 0.5)
         self._feedback = self._shared.feedback if self._learning else Feedback()
         self._begin(())
+
+    @classmethod
+    def cross_request(
+        cls, options: Options, curve: Prices | None, stores: Sequence[Path], fingerprint: str
+    ) -> CrossRequest:
+        """See `Drafter.cross_request`; probabilities are those that lie beside a store, or that come with specds."""
+        return CrossRequest(curve, acceptance=choose_acceptance(options.calibration, stores, fingerprint))
 
     def _begin(self, prompt: Sequence[int]) -> None:
         self._context = Context(prompt)
@@ -182,7 +173,8 @@ class Auto:
         """The part of the merged tree that makes most expected tokens per second."""
         began = perf_counter()
         most = min(budget, self._shared.most)
-        self.asked = {}
+        # Seconds of each source; `tree` is what those take together that are not named.
+        self.asked = asking = dict[str, float]()
         self._trials = []
         if most < 1:
             return empty()
@@ -195,16 +187,16 @@ class Auto:
         trees = self._suffix_trees()
         asked = perf_counter()
         if self._suffix:
-            self.asked["suffix"] = asked - began
+            asking["suffix"] = asked - began
         at_once = bool(self._dense) and self._learning and self._shared.benefit[DENSE].trust()
         if at_once:
             trees = {**trees, **self._near(most)}
-            self.asked[SOURCES[DENSE]] = perf_counter() - asked
+            asking[SOURCES[DENSE]] = perf_counter() - asked
             asked = perf_counter()
         grown = self._grow(trees, cost, most)
         tree = perf_counter() - asked
         for source, ask in ((DENSE, self._near), (MODEL, self._say)):
-            if not (self._dense if source == DENSE else self._models) or (source == DENSE and at_once):
+            if not (self._dense if source == DENSE else self._draft_model) or (source == DENSE and at_once):
                 continue
             benefit = self._shared.benefit[source]
             kind = benefit.kind(grown.expected)
@@ -217,8 +209,8 @@ class Auto:
             seconds = perf_counter() - asked
             self._trials.append((source, kind, better, grown, seconds))
             grown = better
-            self.asked[SOURCES[source]] = seconds
-        self.asked["tree"] = tree + self._observing
+            asking[SOURCES[source]] = seconds
+        asking["tree"] = tree + self._observing
         self.grown = grown
         if self._learning:
             spent = perf_counter() - began + self._observing
@@ -285,8 +277,10 @@ class Auto:
 
     def _say(self, most: int) -> dict[int, tuple[Branches, float, int]]:
         """What the draft model writes."""
+        if self._draft_model is None:
+            return {}
         text = self._context.tokens.tolist()
-        tokens, scores, _ = self._models[0].say(text, min(self._options.gamma, most), 0.0)
+        tokens, scores, _ = self._draft_model.say(text, min(self._options.gamma, most), 0.0)
         if not tokens:
             return {}
         chain = np.arange(-1, len(tokens) - 1, dtype=np.int32)

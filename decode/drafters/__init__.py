@@ -16,6 +16,3 @@ DRAFTERS = {
     "rest": "specds.decode.drafters.rest:Rest",
     "dresd": "specds.decode.drafters.dresd:Dresd",
 }
-
-EITHER = "suffix or dense"
-"""The `index` of a drafter that takes whatever indexes a store has."""

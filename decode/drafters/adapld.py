@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from specds.decode.contracts import TOP, Signal, Step
+from specds.decode.contracts import NO_RESOURCES, TOP, Drafter, Resources, Signal, Step
 from specds.decode.draft import Draft, Origin, Source, empty
 from specds.decode.registry import option
 from specds.decode.text.anchors import COPIED, Anchors
@@ -30,7 +30,7 @@ _SEMANTIC = (0.059, 0.048, 0.015, 0.012, 0.012, 0.012, 0.01, 0.01)
 _LEXICAL_NEXT, _SEMANTIC_NEXT = 0.32, 0.22
 
 
-class AdaPld:
+class AdaPld(Drafter):
     """Adaptive retrieval and reuse of the context (AdaPLD, §3.3–3.5).
 
     Where Algorithm 1 and §3.5 disagree, §3.5 is followed, which the paper's ablation measures: branches get
@@ -58,11 +58,9 @@ class AdaPld:
 
     summary: ClassVar[str] = "copies from the best place by hidden state, branches by what the model expected there"
     source: ClassVar[str] = "AdaPLD"
-    index: ClassVar[str | None] = None
-    store_required: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LAYER, Signal.CONTEXT_TOPK, Signal.EMBEDDING})
+    needs: frozenset[Signal] = frozenset({Signal.LAYER, Signal.CONTEXT_TOPK, Signal.EMBEDDING})
 
-    def __init__(self, options: Options, indexes: Sequence[object] = ()) -> None:
+    def __init__(self, options: Options, resources: Resources = NO_RESOURCES) -> None:
         self._options = options
         self.layer = options.layer
         self._anchors: Anchors | None = None

@@ -9,15 +9,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.datastore.dense import DenseIndex
-from specds.decode.contracts import Signal, Step
+from specds.decode.contracts import NO_RESOURCES, Drafter, Resources, Signal, Step
 from specds.decode.draft import Draft, Origin, Source, empty, merge
 from specds.decode.registry import option
 
 _SOURCE = Source("dresd", retrieved=True)
 
 
-class Dresd:
+class Dresd(Drafter):
     """Dense retrieval with the last hidden state, filtered by the token just picked (DReSD, Algorithm 1, §3.5)."""
 
     @dataclass(frozen=True, slots=True)
@@ -30,13 +29,13 @@ class Dresd:
 
     summary: ClassVar[str] = "nearest hidden states in a store's dense index, their continuations as a tree"
     source: ClassVar[str] = "DReSD"
-    index: ClassVar[str | None] = "dense"
+    indexes: ClassVar[tuple[str, ...]] = ("dense",)
     store_required: ClassVar[bool] = True
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HIDDEN})
+    needs: frozenset[Signal] = frozenset({Signal.HIDDEN})
 
-    def __init__(self, options: Options, indexes: Sequence[DenseIndex]) -> None:
+    def __init__(self, options: Options, resources: Resources = NO_RESOURCES) -> None:
         self._options = options
-        self._indexes = indexes
+        self._indexes = resources.dense
         self._hidden: NDArray[np.float32] | None = None
         self._picked = -1
 

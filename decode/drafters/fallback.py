@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specds.decode.contracts import Drafter, Signal, Step
+from specds.decode.contracts import Drafter, Step, Use
 from specds.decode.draft import Draft
 from specds.decode.registry import load
 from specds.errors import UsageError
 
 
-class Fallback:
+class Fallback(Drafter):
     """Any registered drafter that needs no store, with its default options; passes everything on to it."""
 
     def __init__(self, name: str, owner: str) -> None:
         from specds.decode.drafters import DRAFTERS
 
-        found = load(DRAFTERS, name, "fallback drafter")
-        needs = "datastore" if found.store_required else "draft model" if getattr(found, "takes_model", False) else ""
+        kind: type[Drafter] = load(DRAFTERS, name, "fallback drafter")
+        needs = "datastore" if kind.store_required else "draft model" if kind.draft_model is Use.ALWAYS else ""
         if name == owner or needs:
             reason = "that is itself" if name == owner else f"that needs a {needs} of its own"
             raise UsageError(f"drafter {owner} cannot fall back on {name}: {reason}", "take recycling, pld or none")
-        self._inner: Drafter = found(found.Options(), [])
-        self.needs: frozenset[Signal] = self._inner.needs
-        self.layer: float = getattr(self._inner, "layer", 0)
+        self._inner = kind(kind.Options())
+        self.needs, self.layer = self._inner.needs, self._inner.layer
 
     def start(self, prompt: Sequence[int]) -> None:
         """See `Drafter.start`."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from specds.decode.contracts import TOP, Signal, Step
+from specds.decode.contracts import NO_RESOURCES, TOP, Drafter, Resources, Signal, Step
 from specds.decode.draft import Draft, Origin, Source, empty, merge
 from specds.decode.registry import option
 from specds.decode.text.context import Context
@@ -18,7 +18,7 @@ _SOURCES = (Source("logitspec guess", retrieved=False), Source("logitspec copy",
 _GUESS, _COPY = range(2)
 
 
-class LogitSpec:
+class LogitSpec(Drafter):
     """Retrieval for the next token, and for each guess of it that the last logits hold (LogitSpec, §3.2–3.3).
 
     What was likely in the last token's place is often what follows it.
@@ -34,11 +34,9 @@ class LogitSpec:
 
     summary: ClassVar[str] = "copies what followed the last n-gram, and what followed each runner-up of the last logits"
     source: ClassVar[str] = "LogitSpec (Liu et al., 2026)"
-    index: ClassVar[str | None] = None
-    store_required: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.TOPK})
+    needs: frozenset[Signal] = frozenset({Signal.TOPK})
 
-    def __init__(self, options: Options, indexes: Sequence[object] = ()) -> None:
+    def __init__(self, options: Options, resources: Resources = NO_RESOURCES) -> None:
         self._options = options
         self._context = Context(())
         self._guesses = np.empty(0, np.int32)

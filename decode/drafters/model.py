@@ -8,15 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from specds.decode.contracts import Signal, Step
+from specds.decode.contracts import NO_RESOURCES, Drafter, Resources, Step, Use
 from specds.decode.draft import Draft, Origin, Source, chain, empty
-from specds.decode.draft_model import DraftModel
 from specds.decode.registry import option
 
 _SOURCE = Source("model", retrieved=False)
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """A chain of γ tokens from a draft model (Leviathan et al., 2023), with a cache of its own or the target's."""
 
     @dataclass(frozen=True, slots=True)
@@ -28,14 +27,11 @@ class ModelDrafter:
 
     summary: ClassVar[str] = "what a draft model writes (--draft-model), or the target without some of its layers"
     source: ClassVar[str] = "Speculative decoding (Leviathan et al., 2023); SWIFT (Xia et al., 2024)"
-    index: ClassVar[str | None] = None
-    takes_model: ClassVar[bool] = True
-    store_required: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Signal]] = frozenset()
+    draft_model: ClassVar[Use] = Use.ALWAYS
 
-    def __init__(self, options: Options, indexes: Sequence[DraftModel] = ()) -> None:
+    def __init__(self, options: Options, resources: Resources = NO_RESOURCES) -> None:
         self._options = options
-        self._models = indexes
+        self._draft_model = resources.draft_model
         self._text: list[int] = []
 
     def start(self, prompt: Sequence[int]) -> None:
@@ -49,8 +45,8 @@ class ModelDrafter:
     def propose(self, budget: int) -> Draft:
         """A chain; at a temperature with what its tokens were drawn from, where the verifier asks for it."""
         count = min(budget, self._options.gamma)
-        if count < 1 or not self._models:
+        if count < 1 or self._draft_model is None:
             return empty()
-        tokens, scores, drawn = self._models[0].say(self._text, count, self._options.least)
+        tokens, scores, drawn = self._draft_model.say(self._text, count, self._options.least)
         draft = chain(tokens, np.array(scores), Origin.of(_SOURCE, len(tokens)))
         return draft if drawn is None else Draft(draft.tokens, draft.parents, draft.score, drawn, draft.origin)

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
-from specds.decode.contracts import Signal, Step
+from specds.decode.contracts import NO_RESOURCES, Drafter, NoOptions, Resources, Step
 from specds.decode.draft import Draft, empty
 
 
-class Null:
+class Null(Drafter):
     """Proposes nothing."""
 
-    @dataclass(frozen=True, slots=True)
-    class Options:
-        """It has none."""
-
+    drafts: ClassVar[bool] = False
     summary: ClassVar[str] = "nothing is drafted: plain decoding, the baseline"
-    source: ClassVar[str] = ""
-    index: ClassVar[str | None] = None
-    store_required: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Signal]] = frozenset()
 
-    def __init__(self, options: Options, indexes: Sequence[object] = ()) -> None:
+    def __init__(self, options: NoOptions, resources: Resources = NO_RESOURCES) -> None:
         pass
 
     def start(self, prompt: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Signal, Step
+from specds.decode.contracts import NO_RESOURCES, Drafter, Resources, Step
 from specds.decode.draft import Draft, Origin, Source, chain, empty
 from specds.decode.registry import option, ordered
 from specds.decode.text.context import Context
@@ -17,7 +17,7 @@ from specds.decode.text.context import Context
 _SOURCE = Source("pld", retrieved=True)
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Match the last n tokens, n from the longest to the shortest, and copy what followed the earliest match."""
 
     @dataclass(frozen=True, slots=True)
@@ -33,11 +33,8 @@ class PromptLookup:
 
     summary: ClassVar[str] = "copies what followed the same n-gram earlier in the prompt or the answer"
     source: ClassVar[str] = "Prompt lookup decoding (Saxena, 2023)"
-    index: ClassVar[str | None] = None
-    store_required: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Signal]] = frozenset()
 
-    def __init__(self, options: Options, indexes: Sequence[object] = ()) -> None:
+    def __init__(self, options: Options, resources: Resources = NO_RESOURCES) -> None:
         self._options = options
         self._context = Context(())
 

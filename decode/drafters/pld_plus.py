@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from specds.decode.contracts import Signal, Step
+from specds.decode.contracts import NO_RESOURCES, Drafter, Resources, Signal, Step
 from specds.decode.draft import Draft, Origin, Source, chain, empty
 from specds.decode.registry import option
 from specds.decode.text.anchors import Anchors, copy_scores
@@ -14,7 +14,7 @@ from specds.decode.text.anchors import Anchors, copy_scores
 _SOURCE = Source("pld-plus", retrieved=True)
 
 
-class PldPlus:
+class PldPlus(Drafter):
     """Prompt lookup by the last token, ranked by the state before it at a middle layer (AdaPLD, §3.4)."""
 
     @dataclass(frozen=True, slots=True)
@@ -31,11 +31,9 @@ class PldPlus:
 
     summary: ClassVar[str] = "copies what followed the last token where the hidden state before it was most similar"
     source: ClassVar[str] = "PLD+ (Somasundaram et al., 2025)"
-    index: ClassVar[str | None] = None
-    store_required: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LAYER})
+    needs: frozenset[Signal] = frozenset({Signal.LAYER})
 
-    def __init__(self, options: Options, indexes: Sequence[object] = ()) -> None:
+    def __init__(self, options: Options, resources: Resources = NO_RESOURCES) -> None:
         self._options = options
         self.layer = options.layer
         self._anchors: Anchors | None = None

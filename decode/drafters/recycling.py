@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.decode.arrays import with_room
-from specds.decode.contracts import TOP, Signal, Step
+from specds.decode.contracts import NO_RESOURCES, TOP, Drafter, Resources, Signal, Step
 from specds.decode.draft import Draft, Origin, Source, empty
 from specds.decode.registry import option
 from specds.jit import compiled
@@ -23,7 +23,7 @@ _BY_RANK = (0.36, 0.13, 0.06, 0.04, 0.02, 0.02, 0.015, 0.015)
 _SOURCE = Source("recycling", retrieved=False)
 
 
-class Recycling:
+class Recycling(Drafter):
     """For each token the successors that the target thought likeliest when the token was last forwarded (§3.2).
 
     Every row of a pass is used, rejected ones too. The tree is the same at each step (§3.3): the nodes of the
@@ -40,11 +40,9 @@ class Recycling:
 
     summary: ClassVar[str] = "the target's likeliest successors of each token, kept from earlier passes, as a tree"
     source: ClassVar[str] = "Token Recycling (Luo et al., 2024)"
-    index: ClassVar[str | None] = None
-    store_required: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.TREE_TOPK})
+    needs: frozenset[Signal] = frozenset({Signal.TREE_TOPK})
 
-    def __init__(self, options: Options, indexes: Sequence[object] = ()) -> None:
+    def __init__(self, options: Options, resources: Resources = NO_RESOURCES) -> None:
         self._options = options
         self._successors = np.full((0, TOP), -1, np.int32)
         self._last = -1

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Signal, Step
+from specds.decode.contracts import NO_RESOURCES, Drafter, Resources, Signal, Step
 from specds.decode.draft import Draft, Origin, Source, common_prefix, merge
 from specds.decode.drafters.fallback import Fallback
 from specds.decode.registry import option
@@ -29,7 +29,7 @@ class _Candidate:
     tokens: NDArray[np.int64]
 
 
-class ReSpec:
+class ReSpec(Drafter):
     """Entropy-guided trigger (§3.2.1), feedback-driven selection of match positions (§3.3), and a fallback.
 
     The paper leaves α, λ and the score threshold open; the defaults come from a sweep (docs/results.md).
@@ -52,10 +52,8 @@ class ReSpec:
         "copies from places in the text that served well, where the target is sure; else a fallback"
     )
     source: ClassVar[str] = "ReSpec"
-    index: ClassVar[str | None] = None
-    store_required: ClassVar[bool] = False
 
-    def __init__(self, options: Options, indexes: Sequence[object] = ()) -> None:
+    def __init__(self, options: Options, resources: Resources = NO_RESOURCES) -> None:
         self._options = options
         self._fallback = Fallback(options.fallback, "respec")
         self.needs: frozenset[Signal] = self._fallback.needs | {Signal.ENTROPY}

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from specds.datastore.suffix import SuffixIndex
-from specds.decode.contracts import Signal, Step
+from specds.decode.contracts import NO_RESOURCES, Drafter, Resources, Step
 from specds.decode.draft import Draft, Source, empty, tree
 from specds.decode.registry import option, ordered
 from specds.decode.text.context import Context
@@ -15,7 +14,7 @@ from specds.decode.text.context import Context
 _SOURCE = Source("rest", retrieved=True)
 
 
-class Rest:
+class Rest(Drafter):
     """The longest suffix that the static index holds, and the most frequent continuations of all its occurrences."""
 
     @dataclass(frozen=True, slots=True)
@@ -32,13 +31,12 @@ class Rest:
 
     summary: ClassVar[str] = "longest suffix of the context in a store's suffix index, counted continuations as a tree"
     source: ClassVar[str] = "REST (He et al., 2023)"
-    index: ClassVar[str | None] = "suffix"
+    indexes: ClassVar[tuple[str, ...]] = ("suffix",)
     store_required: ClassVar[bool] = True
-    needs: ClassVar[frozenset[Signal]] = frozenset()
 
-    def __init__(self, options: Options, indexes: Sequence[SuffixIndex]) -> None:
+    def __init__(self, options: Options, resources: Resources = NO_RESOURCES) -> None:
         self._options = options
-        self._indexes = indexes
+        self._indexes = resources.suffix
         self._context = Context(())
 
     def start(self, prompt: Sequence[int]) -> None:

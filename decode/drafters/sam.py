@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from specds.datastore.suffix import Match, SuffixIndex
-from specds.decode.contracts import Signal, Step
+from specds.decode.contracts import NO_RESOURCES, Drafter, Resources, Signal, Step
 from specds.decode.draft import Draft, Origin, Source, chain, empty, tree
 from specds.decode.drafters.fallback import Fallback
 from specds.decode.registry import option
@@ -19,7 +19,7 @@ from specds.decode.text.context import Context
 _TEXT, _STORE = Source("sam text", retrieved=True), Source("sam store", retrieved=True)
 
 
-class Sam:
+class Sam(Drafter):
     """The longest match of two: by the automaton over prompt and answer, and in the stores' suffix indexes.
 
     A match shorter than the threshold is left to the fallback (SAM-Decoding, §3.3).
@@ -40,12 +40,11 @@ class Sam:
 
     summary: ClassVar[str] = "longest suffix of the text in the text itself (automaton) or in a store; else a fallback"
     source: ClassVar[str] = "SAM-Decoding (Hu et al., 2024)"
-    index: ClassVar[str | None] = "suffix"
-    store_required: ClassVar[bool] = False
+    indexes: ClassVar[tuple[str, ...]] = ("suffix",)
 
-    def __init__(self, options: Options, indexes: Sequence[SuffixIndex] = ()) -> None:
+    def __init__(self, options: Options, resources: Resources = NO_RESOURCES) -> None:
         self._options = options
-        self._indexes = indexes
+        self._indexes = resources.suffix
         self._fallback = Fallback(options.fallback, "sam")
         self.needs: frozenset[Signal] = self._fallback.needs
         self.layer = self._fallback.layer

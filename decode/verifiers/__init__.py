@@ -42,5 +42,5 @@ def make_verifier(
     name = verifier_name(name, sampling)
     found = load(VERIFIERS, name, "verifier")
     options = parse_options(found.Options, settings or {}, f"verifier {name}")
-    verifier: Verifier = found(options, sampling, pair) if hasattr(options, "table") else found(options, sampling)
+    verifier: Verifier = found(options, sampling, pair)
     return verifier

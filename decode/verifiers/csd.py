@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from specds.datastore.corrections import Pair, Table, check_pair, key_of, read_table
-from specds.decode.contracts import Rescue, Verdict
+from specds.decode.contracts import Rescue, Verdict, Verifier
 from specds.decode.draft import Draft
 from specds.decode.registry import option
 from specds.decode.verifiers.rejection import Picking
@@ -49,7 +49,7 @@ class Memory:
         return new
 
 
-class Csd:
+class Csd(Verifier):
     """Algorithm 1 of CSD, over any drafter's chains and trees. Lossy.
 
     Tokens are verified by rejection sampling (at temperature 0 by exact matching). Where the target's token was not
@@ -80,7 +80,7 @@ class Csd:
         self._options = options
         self._picking = Picking(sampling)
         self._gate = gate(options.tau)
-        self.memory = recall(options.table, pair, any_draft=options.any_draft)
+        self.memory: Memory = recall(options.table, pair, any_draft=options.any_draft)
 
     def start(self, noise: Noise) -> None:
         """See `Verifier.start`."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from specds.datastore.corrections import Pair
-from specds.decode.contracts import Rescue, Verdict
+from specds.decode.contracts import Rescue, Verdict, Verifier
 from specds.decode.draft import Draft
 from specds.decode.registry import option
 from specds.decode.top import entropies
@@ -20,7 +20,7 @@ from specds.errors import UsageError
 from specds.sampling import Noise, Sampling, unchecked
 
 
-class Lossy:
+class Lossy(Verifier):
     """CSD's confidence gate alone (its Table 1: lossy SD; Table 3: SD with SCG). Lossy."""
 
     @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Lossy:
     lossless: ClassVar[bool] = False
     summary: ClassVar[str] = "rejected tokens pass that the target finds nearly as likely as its own"
 
-    def __init__(self, options: Options, sampling: Sampling) -> None:
+    def __init__(self, options: Options, sampling: Sampling, pair: Pair | None = None) -> None:
         # Without a memory every divergence has been seen often enough.
         self._csd = Csd(Csd.Options(frequency=0, tau=options.tau, update=False), sampling)
 
@@ -48,7 +48,7 @@ class Lossy:
         return self._csd.verify(draft, logits, position)
 
 
-class Recurring:
+class Recurring(Verifier):
     """CSD's correction memory alone (its Table 3: SD with OCM). Lossy."""
 
     @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Recurring:
         return self._csd.verify(draft, logits, position)
 
 
-class Fly:
+class Fly(Verifier):
     """FLy (Li et al., 2025): where the target is unsure, a mismatch passes if the draft goes on to match. Lossy.
 
     A mismatch at a position whose entropy, as a share of the largest possible, is at most θ is rejected. Otherwise it
@@ -100,7 +100,7 @@ class Fly:
     lossless: ClassVar[bool] = False
     summary: ClassVar[str] = "mismatches pass where the target is unsure and the draft goes on to match"
 
-    def __init__(self, options: Options, sampling: Sampling) -> None:
+    def __init__(self, options: Options, sampling: Sampling, pair: Pair | None = None) -> None:
         if not sampling.greedy:
             raise UsageError(
                 f"--verifier fly decodes greedily, and the temperature is {sampling.temperature}", "use --temperature 0"

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from specds.decode.contracts import Verdict
+from specds.datastore.corrections import Pair
+from specds.decode.contracts import NoOptions, Verdict, Verifier
 from specds.decode.draft import Draft
 from specds.decode.verifiers.walk import follow, likeliest
 from specds.errors import UsageError
 from specds.sampling import Noise, Sampling
 
 
-class Greedy:
+class Greedy(Verifier):
     """Follow the argmax through the draft; the text is that of greedy decoding.
 
     Raises:
         UsageError: the temperature is not 0.
     """
 
-    @dataclass(frozen=True, slots=True)
-    class Options:
-        """None."""
-
     lossless: ClassVar[bool] = True
     summary: ClassVar[str] = "the target's most likely token at each node, followed while it was drafted"
 
-    def __init__(self, options: Options, sampling: Sampling) -> None:
+    def __init__(self, options: NoOptions, sampling: Sampling, pair: Pair | None = None) -> None:
         if not sampling.greedy:
             raise UsageError(
                 f"--verifier greedy does not sample, and the temperature is {sampling.temperature}",

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import torch
 
-from specds.decode.contracts import Verdict
+from specds.decode.contracts import Verdict, Verifier
 from specds.decode.draft import Draft
 from specds.decode.verifiers.walk import follow
 from specds.sampling import Noise
 
 
-class Recorded:
+class Recorded(Verifier):
     """The recorded token at each node of the recorded text, followed while it was drafted.
 
     That is what a lossless verifier does, at any temperature: the text does not depend on the drafts. The logits are

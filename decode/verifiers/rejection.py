@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Verdict
+from specds.datastore.corrections import Pair
+from specds.decode.contracts import NoOptions, Verdict, Verifier
 from specds.decode.draft import Draft
 from specds.decode.verifiers.walk import Pick, follow, likeliest
 from specds.sampling import Noise, Sampling, warp
@@ -19,7 +19,7 @@ from specds.sampling import Noise, Sampling, warp
 _BEYOND = 1 << 40
 
 
-class Rejection:
+class Rejection(Verifier):
     """Speculative sampling (Leviathan et al., 2023; Chen et al., 2023), on trees child by child.
 
     A drafted token is accepted with probability min(1, p / q); after a rejection p becomes the normalised positive
@@ -28,15 +28,11 @@ class Rejection:
     At temperature 0 this is exact matching.
     """
 
-    @dataclass(frozen=True, slots=True)
-    class Options:
-        """None."""
-
     independent: ClassVar[bool] = True
     lossless: ClassVar[bool] = True
     summary: ClassVar[str] = "speculative sampling: the target's distribution, though not the text of plain sampling"
 
-    def __init__(self, options: Options, sampling: Sampling) -> None:
+    def __init__(self, options: NoOptions, sampling: Sampling, pair: Pair | None = None) -> None:
         self._picking = Picking(sampling)
 
     def start(self, noise: Noise) -> None:

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from specds.decode.contracts import Rescue, Verdict
+from specds.datastore.corrections import Pair
+from specds.decode.contracts import Rescue, Verdict, Verifier
 from specds.decode.draft import Draft
 from specds.decode.registry import option
 from specds.decode.verifiers.walk import below, descend, follow, likeliest
@@ -16,7 +17,7 @@ from specds.errors import UsageError
 from specds.sampling import Noise, Sampling, unchecked
 
 
-class Relaxed:
+class Relaxed(Verifier):
     """Source-aware relaxed verification with look-ahead tolerance (ReSpec, §3.4). Lossy.
 
     Where the target's most likely token was not drafted, a drafted one is accepted that was retrieved (copied from
@@ -43,7 +44,7 @@ class Relaxed:
     lossless: ClassVar[bool] = False
     summary: ClassVar[str] = "greedy, but near misses of copied drafts pass if the copy goes on to match"
 
-    def __init__(self, options: Options, sampling: Sampling) -> None:
+    def __init__(self, options: Options, sampling: Sampling, pair: Pair | None = None) -> None:
         if not sampling.greedy:
             raise UsageError(
                 f"--verifier respec decodes greedily, and the temperature is {sampling.temperature}",

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from specds.decode.contracts import Verdict
+from specds.datastore.corrections import Pair
+from specds.decode.contracts import NoOptions, Verdict, Verifier
 from specds.decode.draft import Draft
 from specds.decode.verifiers.walk import follow
 from specds.sampling import Noise, Sampling, pick, pick_rows
 
 
-class PositionKeyed:
+class PositionKeyed(Verifier):
     """Draw the target's token at each node with noise keyed by its position, and follow it if it was drafted.
 
     The draw does not depend on the draft, so the text is that of plain sampling with the same seed.
     """
 
-    @dataclass(frozen=True, slots=True)
-    class Options:
-        """None."""
-
     lossless: ClassVar[bool] = True
     summary: ClassVar[str] = "the token that plain sampling with this seed draws at each node, followed while drafted"
 
-    def __init__(self, options: Options, sampling: Sampling) -> None:
+    def __init__(self, options: NoOptions, sampling: Sampling, pair: Pair | None = None) -> None:
         self._sampling = sampling
         self._noise = Noise.of(sampling.seed, ())
 

@@ -13,6 +13,7 @@ from specds.calibration.corrections import COUNTING, calibrate
 from specds.datastore.corrections import Table, calibrating, key_of, read_table
 from specds.datastore.prompts import Prompt
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.errors import ForeignTable, StoreLocked
 from specds.model import LanguageModel
 from specds.sampling import Sampling
@@ -24,7 +25,7 @@ PROMPTS = [Prompt(str(n), (({"role": "user", "content": f"w{n} w9 w{n} w9 w7 w{n
 
 def engine(model: LanguageModel, drafter: str = "pld", seed: int = 0) -> Engine:
     return Engine(
-        model, drafter, verifier="csd", sampling=Sampling(0.6, seed=seed), budget=6, verifier_options=COUNTING
+        model, Method(drafter, budget=6, verifier="csd", verifier_options=COUNTING), sampling=Sampling(0.6, seed=seed)
     )
 
 
@@ -38,7 +39,7 @@ def test_every_divergence_of_standard_decoding_is_counted(tmp_path: Path, tiny: 
     state = calibrate(engine(tiny), PROMPTS, path, 24)
     table = read_table(path)
     expected: dict[int, int] = {}
-    strict = Engine(tiny, "pld", verifier="rejection", sampling=Sampling(0.6), budget=6)
+    strict = Engine(tiny, Method("pld", budget=6, verifier="rejection"), sampling=Sampling(0.6))
     tokens = 0
     for prompt in PROMPTS:
         for step in strict.answer(prompt, 24).turns[0].steps:

@@ -19,7 +19,7 @@ from specds.datastore.corpus import read_documents
 from specds.datastore.store import Store, create_store, open_store
 from specds.decode.counters import Counters
 from specds.decode.engine import Engine
-from specds.decode.method import parse_methods
+from specds.decode.method import Method, parse_methods
 from specds.errors import CorruptStore, UsageError
 from specds.model import LanguageModel, find_tokenizer, load_model
 
@@ -114,7 +114,7 @@ def test_predictions_are_replays_and_replays_are_runs(
         ("dense", 12),
     ]
     for index, budget, summary in found.predictions:
-        engine = Engine(model, {"suffix": "rest", "dense": "dresd"}[index], stores=[filled], budget=budget)
+        engine = Engine(model, Method({"suffix": "rest", "dense": "dresd"}[index], stores=[filled], budget=budget))
         measured = Counters.of(step for one in answers for step in engine.steps(list(one.prompt), LENGTH))
         assert (summary.counters.mat, summary.counters.accepted) == (measured.mat, measured.accepted)
 
@@ -146,7 +146,7 @@ def test_credit_goes_where_the_tokens_stood(model: LanguageModel, filled: Store,
     texts = [text for _, text in rows]
     gave: dict[str, list[int]] = {source: [0, 0] for source, _ in rows}
     useful: dict[str, set[int]] = {source: set() for source, _ in rows}
-    for one in replay(model, parse_methods(f"rest:{filled.path}"), answers, budget=10):
+    for one in replay(model, parse_methods(f"rest:{filled.path}", 10), answers):
         for step in one.steps:
             text = list(one.answer.text[: step.position])
             places: list[tuple[int, int]] = []

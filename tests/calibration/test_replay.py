@@ -16,13 +16,13 @@ from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.prompts import Prompt, read_prompts
 from specds.datastore.store import Store, create_store, open_store
+from specds.decode.assembly import drafter_class, prepare
 from specds.decode.contracts import Step
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
 from specds.decode.engine import Engine
 from specds.decode.method import Method, parse_methods
 from specds.decode.pricing.curve import CostCurve
-from specds.decode.registry import load
 from specds.errors import InputError, UsageError
 from specds.model import LanguageModel, load_model
 from specds.sampling import Sampling
@@ -56,8 +56,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory, model: LanguageModel, promp
     return open_store(store.path)
 
 
-def method_of(name: str, store: Store) -> Method:
-    return Method(name, name, (str(store.path),) if load(DRAFTERS, name, "drafter").index else ())
+def method_of(name: str, store: Store, budget: int) -> Method:
+    return Method(name, stores=[store] if drafter_class(name).indexes else [], budget=budget, word=name)
 
 
 def recorded(name: str, prompt: list[int], steps: list[Step], model: LanguageModel, most: int = LENGTH) -> Recorded:
@@ -83,12 +83,11 @@ def test_a_replay_is_what_decoding_was(
     sampling = Sampling(temperature, seed=3)
     plain = Engine(model, sampling=sampling)
     answers = [recorded("p", prompt, list(plain.steps(prompt, LENGTH)), model) for prompt in prompts]
-    made = Replay(model, [method_of(name, filled) for name in REPLAYED], budget=budget)
+    made = Replay(model, [method_of(name, filled, budget) for name in REPLAYED])
     accepted = 0
     engines = {}
     for name in REPLAYED:
-        stores = [filled] if load(DRAFTERS, name, "drafter").index else []
-        engines[name] = Engine(model, name, stores=stores, sampling=sampling, budget=budget)
+        engines[name] = Engine(model, method_of(name, filled, budget), sampling=sampling)
     for prompt, answer in zip(prompts, answers, strict=True):
         for row in made.of(answer):
             measured = list(engines[row.method].steps(prompt, LENGTH))
@@ -102,20 +101,20 @@ def test_a_replay_is_what_decoding_was(
 
 def test_layers_apart_are_not_confused(model: LanguageModel, filled: Store, prompts: list[list[int]]) -> None:
     plain = Engine(model)
-    methods = parse_methods(f"adapld?layer=1,pld-plus?layer=3,dresd:{filled.path},logitspec")
-    made = Replay(model, methods, budget=16)
+    methods = parse_methods(f"adapld?layer=1,pld-plus?layer=3,dresd:{filled.path},logitspec", 16)
+    made = Replay(model, methods)
     for prompt in prompts:
         answer = recorded("p", prompt, list(plain.steps(prompt, LENGTH)), model)
         for method, row in zip(methods, made.of(answer), strict=True):
-            engine = Engine(model, method.drafter, method.options, [filled] if method.stores else [], budget=16)
+            engine = Engine(model, method)
             same(list(engine.steps(prompt, LENGTH)), row.steps)
 
 
 def test_a_budget_by_cost_learns_from_answer_to_answer(model: LanguageModel, prompts: list[list[int]]) -> None:
     """With one curve the engine and the replay draft the same, in the same order of prompts."""
     plain = Engine(model)
-    engine = Engine(model, "pld", budget=4)
-    engine._budget = Replay(model, parse_methods("pld"), curve=CURVE)._methods[0].budget
+    engine = Engine(model, Method("pld", budget=4))
+    engine._assembly = prepare(Method("pld"), model).assemble(CURVE)
     made = Replay(model, parse_methods("pld"), curve=CURVE)
     for prompt in prompts * 2:
         answer = recorded("p", prompt, list(plain.steps(prompt, LENGTH)), model)
@@ -125,11 +124,11 @@ def test_a_budget_by_cost_learns_from_answer_to_answer(model: LanguageModel, pro
 def test_an_answer_that_stops_where_it_had_to(model: LanguageModel) -> None:
     """Depth is limited by what could have been written, not by what was."""
     answer = Recorded("p", 0, (5, 6, 7, 8, 9, 5, 6, 7), (8, 9, STOP), True, 40)
-    (row,) = replay(model, parse_methods("pld"), [answer], budget=10)
+    (row,) = replay(model, parse_methods("pld", 10), [answer])
     assert [len(step.draft) for step in row.steps[1:]] == [1 + 4]
     assert row.steps[1].tokens == (9, STOP)
     short = replace(answer, stopped=False, most=3)
-    (row,) = replay(model, parse_methods("pld"), [short], budget=10)
+    (row,) = replay(model, parse_methods("pld", 10), [short])
     assert [len(step.draft) for step in row.steps[1:]] == [1]
 
 
@@ -175,7 +174,7 @@ def test_what_cannot_be_replayed_is_refused(text: str, message: str, model: Lang
 def test_no_weights_are_read_for_strings(tiny_directory: Path, filled: Store) -> None:
     model = load_model(str(tiny_directory), device="cpu")
     answer = Recorded("p", 0, tuple(PROMPT), (5, 6, 7), False, 3)
-    rows = list(replay(model, parse_methods(f"none,pld,rest:{filled.path},sam?fallback=none"), [answer], budget=4))
+    rows = list(replay(model, parse_methods(f"none,pld,rest:{filled.path},sam?fallback=none", 4), [answer]))
     assert len(rows) == 4
     assert model._network is None
 

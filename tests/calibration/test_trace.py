@@ -8,12 +8,13 @@ import pytest
 
 from specds.calibration.trace import TraceWriter, read_passes
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.errors import InputError, OutputError
 from specds.model import LanguageModel
 
 
 def test_a_trace_has_a_row_a_forward_pass_and_tells_the_text(tmp_path: Path, tiny: LanguageModel) -> None:
-    engine = Engine(tiny, "pld")
+    engine = Engine(tiny, Method("pld"))
     prompt = [9, 30, 12, 9, 30, 12, 9, 30]
     steps = list(engine.steps(prompt, 24))
     with TraceWriter(tmp_path / "t.parquet") as trace:
@@ -33,7 +34,7 @@ def test_a_trace_has_a_row_a_forward_pass_and_tells_the_text(tmp_path: Path, tin
 def test_the_passes_of_a_trace(tmp_path: Path, tiny: LanguageModel) -> None:
     path = tmp_path / "t.parquet"
     prompt = [9, 30, 12, 9, 30, 12, 9, 30]
-    steps = list(Engine(tiny, "pld", budget=3).steps(prompt, 40))
+    steps = list(Engine(tiny, Method("pld", budget=3)).steps(prompt, 40))
     with TraceWriter(path) as trace:
         trace.add("a", 0, "pld", steps)
         trace.add("b", 0, "none", list(Engine(tiny).steps(prompt, 40)))

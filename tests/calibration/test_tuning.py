@@ -13,10 +13,10 @@ import pytest
 from specds.calibration.answers import Recorded
 from specds.calibration.replay import replay, summarise
 from specds.calibration.tuning import ALL, Setting, tune
-from specds.cli.config import DecodeOptions, read_config, write_config
+from specds.cli.config import read_config, write_config
 from specds.decode.drafters import DRAFTERS
 from specds.decode.drafters.pld import PromptLookup
-from specds.decode.method import parse_methods
+from specds.decode.method import Method, parse_methods
 from specds.decode.pricing.curve import CostCurve
 from specds.decode.registry import choices, load, parse_options
 from specds.errors import InputError, UsageError
@@ -136,20 +136,20 @@ def test_every_value_that_a_search_tries_is_allowed(name: str) -> None:
 def test_a_configuration_is_read_as_it_was_written(tmp_path: Path) -> None:
     store = tmp_path / "stores" / "code.ds"
     store.mkdir(parents=True)
-    one = DecodeOptions("rest", (store,), {"length": "20"}, "auto")
-    other = DecodeOptions("pld", (), {}, "8")
+    one = Method("rest", {"length": "20"}, (store,))
+    other = Method("pld", budget=8)
     path = tmp_path / "tuned.json"
     write_config(path, one, {"math": other}, {})
     read = read_config(str(path))
-    assert (read.drafter, dict(read.settings), read.budget) == ("rest", {"length": "20"}, "auto")
-    assert read.stores[0].resolve() == store.resolve()
+    assert (read.drafter, read.options, read.budget) == ("rest", {"length": "20"}, None)
+    assert read.paths[0].resolve() == store.resolve()
     assert read_config(f"{path}#math") == other
     # The two move together.
     moved = tmp_path / "elsewhere"
     moved.mkdir()
     (tmp_path / "stores").rename(moved / "stores")
     path.rename(moved / "tuned.json")
-    assert read_config(str(moved / "tuned.json")).stores[0].exists()
+    assert read_config(str(moved / "tuned.json")).paths[0].exists()
     with pytest.raises(InputError, match="no group 'art'"):
         read_config(f"{moved / 'tuned.json'}#art")
 

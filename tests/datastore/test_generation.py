@@ -14,6 +14,7 @@ from specds.datastore.generation import GenerationOptions, generate
 from specds.datastore.prompts import BadRow, Prompt
 from specds.datastore.store import Store, create_store, open_store
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.errors import ForeignTokenizer, PromptError, StoreLocked, UsageError
 from specds.model import LanguageModel
 from specds.sampling import Sampling
@@ -97,7 +98,7 @@ def test_sampled_responses_are_what_decode_writes(sampling: Sampling, new_store:
     """Noise is keyed by seed, prompt and position, so two ways of generating draw the same text."""
     store = new_store()
     generate(store, tiny, PROMPTS, GenerationOptions(sampling, max_new_tokens=15, batch=4))
-    engine = Engine(tiny, "pld", sampling=sampling)
+    engine = Engine(tiny, Method("pld"), sampling=sampling)
     for asked, document in zip(PROMPTS, read_documents(open_store(store.path)), strict=True):
         assert document.response.tolist() == list(engine.answer(asked, 15).turns[0].tokens)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 from hypothesis import strategies as st
 
-from specds.decode.contracts import Signal, Step
+from specds.decode.contracts import Drafter, Step
 from specds.decode.draft import Draft, chain, tree
 
 
@@ -38,10 +37,8 @@ def drafts(draw: st.DrawFn, vocabulary: int = 8, most: int = 24) -> Draft:
     return build(shape)
 
 
-class Scripted:
+class Scripted(Drafter):
     """Base of drafters that know what plain decoding gives and draft around it."""
-
-    needs: ClassVar[frozenset[Signal]] = frozenset()
 
     def __init__(self, text: Sequence[int], vocabulary: int, seed: int = 0) -> None:
         self.text = list(text)

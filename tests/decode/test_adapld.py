@@ -16,6 +16,7 @@ from specds.decode.draft import Draft, empty
 from specds.decode.drafters.adapld import AdaPld
 from specds.decode.drafters.pld_plus import PldPlus
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.errors import UsageError
 
 from ..conftest import make_model
@@ -172,10 +173,10 @@ def test_the_layer_is_a_number_or_a_share(drafter: str) -> None:
     """Also of a drafter that is somebody's fallback."""
     model = make_model(stop=False)
     options = {"fallback": "adapld"} if drafter in ("sam", "respec") else {"layer": "0.7"}
-    engine = Engine(model, drafter, options, budget=8)
+    engine = Engine(model, Method(drafter, options, budget=8))
     steps = list(engine.steps([9, 30, 12, 5, 77, 9, 30, 12], 40))
     assert sum(step.accepted for step in steps) > 0
     if drafter in ("adapld", "pld-plus"):
-        list(Engine(model, drafter, {"layer": "3"}, budget=8).steps([9, 30, 12], 8))
+        list(Engine(model, Method(drafter, {"layer": "3"}, budget=8)).steps([9, 30, 12], 8))
         with pytest.raises(UsageError, match="layer 4 is asked for, and tiny has 3"):
-            Engine(model, drafter, {"layer": "4"})
+            Engine(model, Method(drafter, {"layer": "4"}))

@@ -12,6 +12,7 @@ from specds.decode.counters import Counters
 from specds.decode.draft import empty
 from specds.decode.draft_model import parse_skip
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.decode.pricing.curve import CostCurve
 from specds.decode.targets import make_target
 from specds.errors import UsageError
@@ -78,7 +79,10 @@ def test_a_draft_model_that_is_the_target_is_always_right(runtime: str, verifier
     """Also when both draw: with the target's noise the same tokens, with noise of its own tokens that p = q accepts."""
     model = make_model(stop=False)
     engine = Engine(
-        model, "model", draft_model=model, runtime=runtime, budget=4, verifier=verifier, sampling=Sampling(temperature)
+        model,
+        Method("model", budget=4, verifier=verifier, draft_model=model),
+        sampling=Sampling(temperature),
+        runtime=runtime,
     )
     steps = list(engine.steps(PROMPT, 31))
     assert [step.accepted for step in steps[1:]] == [4] * 6
@@ -87,8 +91,8 @@ def test_a_draft_model_that_is_the_target_is_always_right(runtime: str, verifier
 
 def test_what_was_drafted_and_taken_is_not_computed_again() -> None:
     model, other = make_model(stop=False), make_model(stop=False, seed=1)
-    engine = Engine(model, "model", {"gamma": "3"}, draft_model=other, budget=8, runtime="generic")
-    speaker = engine._drafting.speaker._target  # type: ignore[union-attr]
+    engine = Engine(model, Method("model", {"gamma": "3"}, budget=8, draft_model=other), runtime="generic")
+    speaker = engine._draft_model.speaker._target  # type: ignore[union-attr]
     rows = []
     run = speaker._run
     speaker._run = lambda tokens, *rest, **more: (rows.append(len(tokens)), run(tokens, *rest, **more))[1]
@@ -104,7 +108,7 @@ def test_any_draft_model_keeps_the_text(temperature: float) -> None:
     sampling = Sampling(temperature, seed=2)
     plain = [step.tokens[0] for step in Engine(model, sampling=sampling).steps(PROMPT, 40)]
     for draft in (make_model(stop=False, seed=5), "skip:half", "skip:2", "skip:1-2,4", None):
-        engine = Engine(model, "model", draft_model=draft, budget=5, sampling=sampling)
+        engine = Engine(model, Method("model", budget=5, draft_model=draft), sampling=sampling)
         steps = list(engine.steps(PROMPT, 40))
         assert [token for step in steps for token in step.tokens] == plain
         assert Counters.of(steps).drafted > 50
@@ -113,7 +117,7 @@ def test_any_draft_model_keeps_the_text(temperature: float) -> None:
 
 def test_it_stops_drafting_where_it_is_unsure() -> None:
     model = make_model(stop=False)
-    sure = Engine(model, "model", {"least": "0.1"}, draft_model=model, budget=6)
+    sure = Engine(model, Method("model", {"least": "0.1"}, budget=6, draft_model=model))
     steps = list(sure.steps(PROMPT, 60))
     assert len({len(step.draft) for step in steps}) > 2
     assert all((step.draft.score >= 0.1).all() for step in steps)
@@ -130,7 +134,7 @@ def test_layers_are_read_and_checked() -> None:
 def test_a_draft_model_of_other_tokens_is_refused() -> None:
     model = make_model()
     with pytest.raises(UsageError, match=r"has 60 tokens of its own tokenizer, and tiny 128"):
-        Engine(model, "model", draft_model=make_model(vocab_size=60))
+        Engine(model, Method("model", draft_model=make_model(vocab_size=60)))
 
 
 def test_the_search_leaves_out_the_layer_that_does_least(tiny: LanguageModel) -> None:

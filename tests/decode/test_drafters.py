@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.store import Store, open_store
-from specds.decode.contracts import Signal, Step
+from specds.decode.contracts import Resources, Signal, Step
 from specds.decode.draft import Draft, empty
 from specds.decode.drafters import DRAFTERS
 from specds.decode.drafters.dresd import Dresd
 from specds.decode.drafters.pld import PromptLookup
 from specds.decode.drafters.rest import Rest
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.decode.registry import describe_options, load, parse_options
 from specds.errors import MissingIndex, PromptError, UsageError
 from specds.model import LanguageModel
@@ -62,13 +63,13 @@ def test_every_drafter_is_lossless_deterministic_and_keeps_its_budget(
     name: str, temperature: float, model: LanguageModel, filled: Store
 ) -> None:
     found = load(DRAFTERS, name, "drafter")
-    stores = [filled] if found.index else []
+    stores = [filled] if found.indexes else []
     sampling = Sampling(temperature, top_p=0.95 if temperature else 1.0, seed=4)
     for shift in (0, 1, 6):
         prompt = [(token + shift) % VOCABULARY for token in PROMPT]
         plain = [step.tokens for step in Engine(model, sampling=sampling).steps(prompt, 40)]
         for budget in (0, 1, 7, 64):
-            engine = Engine(model, name, stores=stores, sampling=sampling, budget=budget)
+            engine = Engine(model, Method(name, stores=stores, budget=budget), sampling=sampling)
             first, second = list(engine.steps(prompt, 40)), list(engine.steps(prompt, 40))
             for steps in (first, second):
                 assert [t for step in steps for t in step.tokens] == [t for tokens in plain for t in tokens]
@@ -80,13 +81,13 @@ def test_every_drafter_is_lossless_deterministic_and_keeps_its_budget(
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "none"])
 def test_every_drafter_saves_passes_where_the_text_is_known(name: str, model: LanguageModel, filled: Store) -> None:
     found = load(DRAFTERS, name, "drafter")
-    engine = Engine(model, name, stores=[filled] if found.index else [], budget=16)
+    engine = Engine(model, Method(name, stores=[filled] if found.indexes else [], budget=16))
     prompt = PROMPT
-    if not found.index:
+    if not found.indexes:
         # The answer stands in the prompt.
         prompt = [*generate(model, PROMPT, 30), *PROMPT]
     steps = list(engine.steps(prompt, 30))
-    expected = 30 if not found.index else 22
+    expected = 30 if not found.indexes else 22
     assert len(steps) < expected
 
 
@@ -110,9 +111,9 @@ def test_options_are_checked() -> None:
 
 def test_a_drafter_without_its_store_is_refused(model: LanguageModel, new_store: Callable[..., Store]) -> None:
     with pytest.raises(UsageError, match="none is given"):
-        Engine(model, "rest")
+        Engine(model, Method("rest"))
     with pytest.raises(MissingIndex, match="no dense index"):
-        Engine(model, "dresd", stores=[new_store([([5], [6, 7])])])
+        Engine(model, Method("dresd", stores=[new_store([([5], [6, 7])])]))
 
 
 @pytest.mark.parametrize("tokens", [[], list(range(2, 100)) * 3])
@@ -183,7 +184,7 @@ def test_rest_drafts_the_counted_continuations(new_store: Callable[..., Store]) 
     index = open_store(store.path).suffix_index()
     for nodes in (8, 64):
         options = Rest.Options(nodes=nodes)
-        drafter = Rest(options, [index])
+        drafter = Rest(options, Resources((index,)))
         for _ in range(60):
             context = random.integers(5, 9, 12).tolist()
             drafter.start(context)
@@ -191,7 +192,7 @@ def test_rest_drafts_the_counted_continuations(new_store: Callable[..., Store]) 
             counted = reference_rest(documents, context, options)
             best = sorted(counted, key=lambda path: (-counted[path], len(path), path))[:nodes]
             assert [path_to(draft, node) for node in range(len(draft))] == best
-    assert Rest(Rest.Options(), [index]).propose(10).tokens.tolist() == []
+    assert Rest(Rest.Options(), Resources((index,))).propose(10).tokens.tolist() == []
 
 
 def test_rest_takes_the_store_with_the_longer_match(new_store: Callable[..., Store]) -> None:
@@ -201,7 +202,7 @@ def test_rest_takes_the_store_with_the_longer_match(new_store: Callable[..., Sto
         build_suffix(store)
         indexes.append(open_store(store.path).suffix_index())
     for order in (indexes, indexes[::-1]):
-        drafter = Rest(Rest.Options(), order)
+        drafter = Rest(Rest.Options(), Resources(order))
         drafter.start([5, 5, 6, 7])
         assert drafter.propose(10).tokens.tolist() == [30, 31]
 
@@ -218,7 +219,7 @@ def test_dresd_drafts_what_followed_the_nearest_states_and_the_picked_token(
 ) -> None:
     index = filled.dense_index(model.fingerprint)
     options = Dresd.Options(drafts=4, length=6, neighbours=50)
-    drafter = Dresd(options, [index])
+    drafter = Dresd(options, Resources(dense=(index,)))
     (part,) = index.parts
     stream = part.tokens.astype(np.int64)
     ends = np.flatnonzero(stream == 65535)

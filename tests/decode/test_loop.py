@@ -12,6 +12,7 @@ from specds.decode.drafters import DRAFTERS
 from specds.decode.drafters.none import Null
 from specds.decode.engine import Engine
 from specds.decode.loop import decode
+from specds.decode.method import Method
 from specds.decode.pricing.budget import Fixed
 from specds.decode.registry import load
 from specds.decode.targets import TARGETS
@@ -125,7 +126,7 @@ def test_a_budget_of_nothing_is_plain_decoding() -> None:
 
 
 def test_requests_that_are_interleaved_do_not_mix_their_texts(tiny: LanguageModel) -> None:
-    engine = Engine(tiny, "pld")
+    engine = Engine(tiny, Method("pld"))
     alone = [step.tokens for step in engine.steps([9, 30, 12], 10)]
     first, second = engine.steps([9, 30, 12], 10), engine.steps([50, 60], 10)
     next(first)
@@ -186,10 +187,10 @@ def test_a_text_that_fills_the_context_is_that_of_generate(
     name: str, runtime: str, confined: LanguageModel, crowded: Store
 ) -> None:
     """Drafts go as far as the last position and never beyond it."""
-    stores = [crowded] if load(DRAFTERS, name, "drafter").index else []
+    stores = [crowded] if load(DRAFTERS, name, "drafter").indexes else []
     total, in_last = Counters(), 0
     for budget in (3, 64):
-        engine = Engine(confined, name, stores=stores, budget=budget, runtime=runtime)
+        engine = Engine(confined, Method(name, stores=stores, budget=budget), runtime=runtime)
         for length in LENGTHS:
             for seed in range(3):
                 prompt = long_prompt(length, seed)

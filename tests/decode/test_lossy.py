@@ -13,6 +13,7 @@ from specds.datastore.corrections import key_of
 from specds.decode.contracts import Verdict
 from specds.decode.draft import Draft, Origin, Source
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.decode.verifiers import make_verifier
 from specds.decode.verifiers.csd import Csd
 from specds.errors import UsageError
@@ -104,12 +105,12 @@ def test_respec_takes_the_copy_that_leads_furthest() -> None:
 
 def test_lossy_verifiers_say_so_and_refuse_what_they_cannot_do() -> None:
     model = make_model(stop=False)
-    assert not Engine(model, "pld", verifier="respec").lossless
-    assert Engine(model, "pld").lossless
+    assert not Engine(model, Method("pld", verifier="respec")).lossless
+    assert Engine(model, Method("pld")).lossless
     with pytest.raises(UsageError, match="decodes greedily"):
-        Engine(model, "pld", verifier="respec", sampling=Sampling(0.7))
+        Engine(model, Method("pld", verifier="respec"), sampling=Sampling(0.7))
     with pytest.raises(UsageError, match="has no option 'gamma'"):
-        Engine(model, "pld", verifier="respec", verifier_options={"gamma": "1"})
+        Engine(model, Method("pld", verifier="respec", verifier_options={"gamma": "1"}))
 
 
 def test_a_fallback_that_guesses_is_verified_strictly() -> None:
@@ -120,7 +121,7 @@ def test_a_fallback_that_guesses_is_verified_strictly() -> None:
     plain = [step.tokens[0] for step in Engine(model).steps(prompt, 60)]
 
     def text(drafter: str, **options: str) -> list[int]:
-        engine = Engine(model, drafter, options, verifier="respec", verifier_options=lenient, budget=12)
+        engine = Engine(model, Method(drafter, options, budget=12, verifier="respec", verifier_options=lenient))
         return [token for step in engine.steps(prompt, 60) for token in step.tokens]
 
     assert text("recycling") == plain

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.store import Store, open_store
-from specds.decode.contracts import TOP, Signal, Step
+from specds.decode.contracts import TOP, Resources, Signal, Step
 from specds.decode.counters import Counters
 from specds.decode.draft import Draft, chain, empty
 from specds.decode.drafters.logitspec import LogitSpec
@@ -20,6 +20,7 @@ from specds.decode.drafters.recycling import Recycling
 from specds.decode.drafters.respec import ReSpec
 from specds.decode.drafters.sam import Sam
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.decode.top import entropies, top_ids
 from specds.errors import UsageError
 
@@ -179,7 +180,7 @@ def test_sam_takes_a_store_that_knows_much_more_and_the_fallback_where_nobody_kn
     store = new_store([([5], [10, 11, 12, 13, 14, 15, 16, 17])])
     build_suffix(store)
     index = open_store(store.path).suffix_index()
-    drafter = Sam(Sam.Options(threshold=3, bias=2, fallback="pld"), [index])
+    drafter = Sam(Sam.Options(threshold=3, bias=2, fallback="pld"), Resources((index,)))
     drafter.start([10, 11, 12, 13])
     assert drafter.propose(3).tokens.tolist() == [14, 15, 16]
     # The text's own match of 4 is longer than the store's 4 less the bias.
@@ -199,9 +200,10 @@ def test_sam_takes_a_store_that_knows_much_more_and_the_fallback_where_nobody_kn
 @pytest.mark.parametrize("runtime", ["cpu", "generic", "cuda"])
 def test_they_accept_something_on_a_model_that_repeats_itself(name: str, runtime: str) -> None:
     model = make_model(stop=False)
-    engine = Engine(model, name, budget=12, runtime=runtime)
+    engine = Engine(model, Method(name, budget=12), runtime=runtime)
     steps = list(engine.steps([9, 30, 12, 5, 77, 9, 30, 12], 120))
     assert Counters.of(steps).accepted > 5
     assert [token for one in steps for token in one.tokens] == [
-        one.tokens[0] for one in Engine(model, "none", runtime=runtime).steps([9, 30, 12, 5, 77, 9, 30, 12], 120)
+        one.tokens[0]
+        for one in Engine(model, Method("none"), runtime=runtime).steps([9, 30, 12, 5, 77, 9, 30, 12], 120)
     ]

@@ -14,6 +14,7 @@ from specds.decode.draft import Draft
 from specds.decode.drafters.none import Null
 from specds.decode.engine import Engine
 from specds.decode.loop import decode
+from specds.decode.method import Method
 from specds.decode.pricing.budget import Fixed
 from specds.decode.targets.generic import HuggingFaceTarget
 from specds.decode.verifiers import make_verifier
@@ -215,7 +216,9 @@ def test_rejection_sampling_draws_from_the_target_whatever_the_draft_model(
         joint = one[:, None, None] * two[:, :, None] * three
     models = {"itself": small, "another": make_model(stop=False, vocab_size=SMALL, hidden_size=16, seed=9)}
     engine = Engine(
-        small, "model", {"gamma": "3"}, verifier="rejection", sampling=DRAWN, budget=3, draft_model=models.get(draft)
+        small,
+        Method("model", {"gamma": "3"}, budget=3, verifier="rejection", draft_model=models.get(draft)),
+        sampling=DRAWN,
     )
     texts, accepted = [], 0
     for draw in range(5_000):

@@ -11,9 +11,11 @@ import pytest
 from specds.decode.auto.cross_request import CrossRequest
 from specds.decode.auto.drafter import Auto
 from specds.decode.auto.ngrams import Followers, Rows
+from specds.decode.contracts import Resources
 from specds.decode.draft import Draft
 from specds.decode.drafters import DRAFTERS
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.decode.pricing.budget import Adaptive, Fixed
 from specds.decode.pricing.curve import CostCurve
 from specds.decode.registry import load
@@ -52,7 +54,7 @@ class Watched:
 @pytest.mark.parametrize("make", [lambda: Fixed(8), lambda: Adaptive(CURVE)])
 @pytest.mark.parametrize("name", ALONE)
 def test_every_drafter_drafts_in_it(model: LanguageModel, name: str, make: Callable[[], Any]) -> None:
-    drafter = Watched(Engine(model, name, budget=8).make_drafter())
+    drafter = Watched(Engine(model, Method(name, budget=8)).make_drafter())
     warm_up(drafter, make(), model)
     assert max(drafter.sizes) >= 1
 
@@ -60,7 +62,7 @@ def test_every_drafter_drafts_in_it(model: LanguageModel, name: str, make: Calla
 def test_the_tables_of_auto_grow_in_it(model: LanguageModel) -> None:
     """Growing is compiled code, too."""
     shared = CrossRequest(CURVE)
-    drafter = Auto(Auto.Options(), shared=shared)
+    drafter = Auto(Auto.Options(), Resources(shared=shared))
     warm_up(drafter, Fixed(shared.most), model)
     assert len(shared.rows.keys) > len(Rows().keys)
     assert len(shared.answers.rows) > len(Followers().rows)
@@ -76,11 +78,12 @@ def test_an_engine_has_run_its_drafter_before_the_first_prompt_and_learned_nothi
         warm_up(drafter, budget, model)
         rehearsed.append((drafter, budget))
 
-    monkeypatch.setattr("specds.decode.engine.warm_up", watch)
+    monkeypatch.setattr("specds.decode.assembly.warm_up", watch)
     monkeypatch.setattr("specds.decode.pricing.measurement.known", lambda *_: CURVE)
-    engine = Engine(model, name)
+    engine = Engine(model, Method(name))
     assert len(rehearsed) == 1
-    assert rehearsed[0][1] is not engine._budget
-    if engine._shared is not None:
-        assert engine._shared.drafting == 0.0
-        assert engine._shared.draft_benefit.observed == 0
+    assert rehearsed[0][1] is not engine._assembly.budget
+    shared = engine._assembly.resources.shared
+    if shared is not None:
+        assert shared.drafting == 0.0
+        assert shared.draft_benefit.observed == 0

@@ -12,9 +12,11 @@ from specds.datastore.build_suffix import build_suffix
 from specds.datastore.generation import GenerationOptions, generate
 from specds.datastore.prompts import Prompt, read_prompts
 from specds.datastore.store import Store, create_store, open_store
+from specds.decode.contracts import Use
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.decode.registry import load
 from specds.model import LanguageModel
 from specds.sampling import Sampling
@@ -65,11 +67,11 @@ def test_greedy_texts_are_those_of_generate(
 ) -> None:
     found = load(DRAFTERS, name, "drafter")
     draft_model = None
-    if getattr(found, "takes_model", False):
+    if found.draft_model is Use.ALWAYS:
         # The target drafts for itself, which takes its time; without these layers it mostly agrees with itself.
         prompts, draft_model = prompts[::4], "skip:2-7"
-    stores = [own_store] if found.index is not None else []
-    engine = Engine(smollm, name, stores=stores, budget=8, runtime=runtime, draft_model=draft_model)
+    stores = [own_store] if found.indexes else []
+    engine = Engine(smollm, Method(name, stores=stores, budget=8, draft_model=draft_model), runtime=runtime)
     total = Counters()
     for prompt in prompts:
         answer = engine.answer(prompt, LENGTH)
@@ -91,8 +93,8 @@ def test_sampled_texts_are_those_of_plain_sampling(
     texts: dict[str, list[tuple[int, ...]]] = {}
     accepted: dict[str, int] = {}
     for name in DRAFTERS:
-        stores = [own_store] if load(DRAFTERS, name, "drafter").index else []
-        engine = Engine(smollm, name, stores=stores, sampling=sampling, budget=8)
+        stores = [own_store] if load(DRAFTERS, name, "drafter").indexes else []
+        engine = Engine(smollm, Method(name, stores=stores, budget=8), sampling=sampling)
         assert engine.lossless
         answers = [engine.answer(prompt, 32) for prompt in prompts]
         texts[name] = [answer.turns[0].tokens for answer in answers]

@@ -41,8 +41,8 @@ def half_store(tmp_path_factory: pytest.TempPathFactory, smollm: LanguageModel) 
 def test_a_replay_of_forty_prompts_is_exact(name: str, smollm: LanguageModel, half_store: Store) -> None:
     prompts = [smollm.tokenizer.chat(list(prompt.turns[0])) for prompt in PROMPTS]
     assert len(prompts) >= 40
-    stores = [half_store] if load(DRAFTERS, name, "drafter").index else []
-    engine = Engine(smollm, name, stores=stores, budget=BUDGET)
+    stores = [half_store] if load(DRAFTERS, name, "drafter").indexes else []
+    engine = Engine(smollm, Method(name, stores=stores, budget=BUDGET))
     measured = [list(engine.steps(prompt, LENGTH)) for prompt in prompts]
     answers = []
     for prompt, steps in zip(prompts, measured, strict=True):

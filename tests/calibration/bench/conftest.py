@@ -12,7 +12,8 @@ import pytest
 from specds.calibration.bench.contenders import Contender, Ours
 from specds.calibration.bench.run import Case, Plan, bench
 from specds.datastore.prompts import Prompt
-from specds.decode.method import open_method, parse_methods
+from specds.decode.engine import Engine
+from specds.decode.method import parse_methods
 from specds.model import LanguageModel
 from specds.sampling import Sampling
 
@@ -28,7 +29,7 @@ def case(number: int, group: str = "one", turns: int = 1, reference: str | None 
 
 def ours(model: LanguageModel, methods: str, sampling: Sampling | None = None) -> list[Contender]:
     """Contenders by name."""
-    return [Ours(method.name, open_method(model, method, sampling or Sampling())) for method in parse_methods(methods)]
+    return [Ours(method.name, Engine(model, method, sampling or Sampling())) for method in parse_methods(methods)]
 
 
 @pytest.fixture

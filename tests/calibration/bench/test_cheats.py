@@ -5,39 +5,32 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from specds.calibration.bench.contenders import Ours, Peer, Worker
 from specds.calibration.bench.results import read_rows
-from specds.decode.contracts import Forward, Signal, Step
+from specds.decode.contracts import NO_RESOURCES, Drafter, Forward, NoOptions, Resources, Signal, Step
 from specds.decode.draft import Draft, chain, empty
 from specds.decode.drafters import DRAFTERS
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.model import LanguageModel
 from specds.sampling import Sampling
 
 from .conftest import Bench, ours
 
 
-class Honest:
+class Honest(Drafter):
     """Proposes nothing."""
 
-    @dataclass(frozen=True, slots=True)
-    class Options:
-        """None."""
+    needs = frozenset({Signal.EMBEDDING})
 
-    summary: ClassVar[str] = ""
-    source: ClassVar[str] = ""
-    index: ClassVar[str | None] = None
-    store_required: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.EMBEDDING})
-
-    def __init__(self, options: Options, indexes: Sequence[object] = ()) -> None:
+    def __init__(self, options: NoOptions, resources: Resources = NO_RESOURCES) -> None:
         self.target: Any = None
         self.text: list[int] = []
 
@@ -87,8 +80,8 @@ class Clairvoyant(Honest):
 class Sleeper(Honest):
     """Works where no step's clock runs."""
 
-    def __init__(self, options: Honest.Options, indexes: Sequence[object] = ()) -> None:
-        super().__init__(options, indexes)
+    def __init__(self, options: NoOptions, resources: Resources = NO_RESOURCES) -> None:
+        super().__init__(options, resources)
         time.sleep(0.05)
 
 
@@ -183,7 +176,7 @@ def test_passes_that_no_step_counts_are_found(run_bench: Bench) -> None:
 def test_steps_that_do_not_fit_the_passes_are_found(
     engine: type[Engine], run_bench: Bench, tiny: LanguageModel
 ) -> None:
-    summary = run_bench([*ours(tiny, "none"), Ours("cheat", engine(tiny, "pld", budget=4))])
+    summary = run_bench([*ours(tiny, "none"), Ours("cheat", engine(tiny, Method("pld", budget=4)))])
     assert "steps" in kinds(summary, "cheat")
     assert {one["method"] for one in summary["problems"]} == {"cheat"}
     assert any("passes" in one["text"] for one in summary["problems"])

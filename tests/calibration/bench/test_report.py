@@ -17,7 +17,8 @@ import pytest
 from specds.calibration.bench.figures import LENGTHS
 from specds.calibration.bench.report import report
 from specds.calibration.bench.results import Row, read_rows, read_steps
-from specds.decode.pricing.curve import CostCurve, known
+from specds.decode.pricing.curve import CostCurve
+from specds.decode.pricing.measurement import known
 from specds.decode.targets import make_target
 from specds.model import LanguageModel
 

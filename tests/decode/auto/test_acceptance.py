@@ -16,6 +16,7 @@ from specds.datastore.prompts import Prompt
 from specds.decode.auto.acceptance import Acceptance, calibration_path, choose_acceptance, load_acceptance, shipped
 from specds.decode.auto.expansion import FEATURES, SOURCES
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.errors import InputError, UsageError
 
 from ...conftest import VOCABULARY, make_model
@@ -176,8 +177,8 @@ def test_a_tree_that_goes_round_or_out_is_refused(whole: dict[str, Any], data: s
 
 def test_watching_decoding_keeps_every_candidate_behind_what_was_committed() -> None:
     model = make_model(stop=False)
-    engine = Engine(model, "auto", budget=24)
-    plain = Engine(model, "auto", budget=24)
+    engine = Engine(model, Method("auto", budget=24))
+    plain = Engine(model, Method("auto", budget=24))
     text = " ".join(f"w{token % VOCABULARY}" for token in PROMPT)
     prompts = [Prompt(str(n), (({"role": "user", "content": f"{text} w{n}"},),)) for n in range(6)]
     state = collect(engine, prompts, 24, rows=4)
@@ -191,4 +192,4 @@ def test_watching_decoding_keeps_every_candidate_behind_what_was_committed() -> 
     agreement = nodes.features[:, FEATURES.index("agreement")]
     assert ((agreement >= 1) & (agreement <= len(SOURCES))).all()
     with pytest.raises(UsageError, match="fixed budget"):
-        collect(Engine(model, "pld", budget=4), prompts, 8)
+        collect(Engine(model, Method("pld", budget=4)), prompts, 8)

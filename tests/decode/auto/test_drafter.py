@@ -10,7 +10,9 @@ from specds.decode.auto.drafter import Auto
 from specds.decode.auto.expansion import (
     SOURCES,
 )
+from specds.decode.contracts import Resources
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.decode.pricing.curve import CostCurve
 from specds.errors import UsageError
 
@@ -41,7 +43,7 @@ def test_liars_are_soon_believed_no_more(kind: str) -> None:
         "frequent misses": [one for one in near_misses(text, random) for _ in range(5)],
     }
     indexes = [] if kind == "nothing" else [index_of(documents[kind])]
-    drafter = Auto(Auto.Options(), indexes, CrossRequest(FAIR))
+    drafter = Auto(Auto.Options(), Resources(indexes, shared=CrossRequest(FAIR)))
     drafts = [draft for draft, _ in Simulation(drafter, text, 8).run()]
     assert len(drafts) > 140
     rows = [1 + len(draft) for draft in drafts]
@@ -56,7 +58,9 @@ def test_a_good_store_beside_a_liar_still_serves() -> None:
     for bad in (False, True):
         indexes = [index_of(near_misses(text, random))] if bad else []
         indexes.append(index_of([(text[:4], text[4:])]))
-        steps.append(len(Simulation(Auto(Auto.Options(), indexes, CrossRequest(FAIR)), text, 8).run()))
+        steps.append(
+            len(Simulation(Auto(Auto.Options(), Resources(indexes, shared=CrossRequest(FAIR))), text, 8).run())
+        )
     assert steps[0] < 40
     assert steps[1] < 2 * steps[0] + 20
 
@@ -66,7 +70,7 @@ def test_a_source_that_lied_is_heard_again_when_it_tells_the_truth() -> None:
     lies = [int(token) for token in random.integers(0, 20_000, 80)]
     truth = [int(token) for token in random.integers(0, 20_000, 400)]
     index = index_of([*near_misses(lies, random), (truth[:2], truth[2:])])
-    drafter = Auto(Auto.Options(), [index], CrossRequest(FAIR))
+    drafter = Auto(Auto.Options(), Resources((index,), shared=CrossRequest(FAIR)))
     found = Simulation(drafter, lies + truth, 8).run()
     assert sum(accepted for _, accepted in found) > 150
 
@@ -78,7 +82,7 @@ def test_earlier_answers_of_a_run_are_drafted_from_where_requests_share_what_the
     def steps_of_the_second(shared: CrossRequest, session: str) -> int:
         found = 0
         for _ in range(2):
-            found = len(Simulation(Auto(Auto.Options(session=session), [], shared), text, 8).run())
+            found = len(Simulation(Auto(Auto.Options(session=session), Resources(shared=shared)), text, 8).run())
         return found
 
     alone = steps_of_the_second(CrossRequest(FAIR), "no")
@@ -92,26 +96,26 @@ def test_earlier_answers_of_a_run_are_drafted_from_where_requests_share_what_the
 
 def test_drafts_of_a_budget_depend_on_the_request_alone_and_name_their_sources() -> None:
     model = make_model(stop=False)
-    engine = Engine(model, "auto", budget=8)
+    engine = Engine(model, Method("auto", budget=8))
     first = [step.draft for step in engine.steps(PROMPT, 40)]
     list(engine.steps(PROMPT[::-1], 40))
     second = [step.draft for step in engine.steps(PROMPT, 40)]
     assert [draft.tokens.tolist() for draft in first] == [draft.tokens.tolist() for draft in second]
     names = {name for draft in first if draft.origin is not None for name in draft.origin.names()}
     assert {part for name in names for part in name.split("+")} <= set(SOURCES)
-    steps = list(Engine(model, "auto", {"without": "recycling+runners-up"}, budget=8).steps(PROMPT, 40))
+    steps = list(Engine(model, Method("auto", {"without": "recycling+runners-up"}, budget=8)).steps(PROMPT, 40))
     origins = [step.draft.origin for step in steps if step.draft.origin is not None]
     assert {name for origin in origins for name in origin.names()} == {"context"}
     assert all("tree" in step.asked for step in steps[1:-1])
     with pytest.raises(UsageError, match="no source 'nobody'"):
-        Engine(model, "auto", {"without": "nobody"})
+        Engine(model, Method("auto", {"without": "nobody"}))
 
 
 def test_a_draft_model_is_a_source_like_others() -> None:
     model = make_model(stop=False)
     plain = [token for step in Engine(model).steps(PROMPT, 30) for token in step.tokens]
     for budget in (6, None):
-        engine = Engine(model, "auto", budget=budget, draft_model="skip:1")
+        engine = Engine(model, Method("auto", budget=budget, draft_model="skip:1"))
         steps = list(engine.steps(PROMPT, 30))
         assert [token for step in steps for token in step.tokens] == plain
         assert any("model" in step.asked for step in steps)
@@ -124,7 +128,7 @@ def test_where_a_pass_takes_less_than_drafting_nothing_is_drafted() -> None:
     text[2::4] = [int(token) for token in random.integers(0, 50, len(text[2::4]))]
     asked = []
     for prices in (FAIR, curve):
-        drafter = Auto(Auto.Options(), [], CrossRequest(prices))
+        drafter = Auto(Auto.Options(), Resources(shared=CrossRequest(prices)))
         found = Simulation(drafter, text, 30).run()
         asked.append(sum(len(draft) > 0 for draft, _ in found) / len(found))
     assert asked[0] > 0.5

@@ -12,6 +12,7 @@ import torch
 from specds.decode.contracts import Forward
 from specds.decode.draft import Draft
 from specds.decode.engine import Engine
+from specds.decode.method import Method
 from specds.decode.pricing import measurement
 from specds.decode.targets import make_target
 from specds.model import LanguageModel
@@ -64,13 +65,13 @@ def test_an_engine_takes_the_curve_that_was_kept(tiny: LanguageModel, monkeypatc
     monkeypatch.setattr(measurement, "quick", lambda *rest: asked.append(rest) or FREE)
     monkeypatch.setattr(measurement, "load", lambda path: None)
     monkeypatch.setattr(measurement, "save", lambda curve, path: None)
-    Engine(tiny, "none")
-    Engine(tiny, "pld", budget=4)
+    Engine(tiny, Method("none"))
+    Engine(tiny, Method("pld", budget=4))
     assert not asked
-    Engine(tiny, "pld")
+    Engine(tiny, Method("pld"))
     assert len(asked) == 1
     monkeypatch.setattr(measurement, "load", lambda path: FREE)
-    Engine(tiny, "pld")
+    Engine(tiny, Method("pld"))
     assert len(asked) == 1
 
 
