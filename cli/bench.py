@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 def bench(
     prompts: Annotated[
         list[str],
-        typer.Option("--prompts", "-p", help="Prompt file (JSONL, Parquet, text); F=16 takes 16 a group. Repeatable."),
+        typer.Option(
+            "--prompts",
+            "-p",
+            help="Prompt file (JSONL, CSV, TSV, Parquet, text; also .gz, .zst); F=16 takes 16 a group. Repeatable.",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The result's directory: begun, or gone on with.")],
     methods: Annotated[

@@ -22,7 +22,11 @@ def decode(
     context: typer.Context,
     prompt_file: Annotated[
         list[str],
-        typer.Option("--prompt-file", "-p", help="Prompt file (JSONL, Parquet, text), or - for stdin. Repeatable."),
+        typer.Option(
+            "--prompt-file",
+            "-p",
+            help="Prompt file (JSONL, CSV, TSV, Parquet, text; also .gz, .zst), or - for stdin. Repeatable.",
+        ),
     ],
     store: options.Stores = None,
     drafter: Annotated[
