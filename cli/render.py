@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specds.calibration.evaluation import Evaluation
     from specds.calibration.explanation import Explanation
     from specds.calibration.replay import Replayed, Summary
-    from specds.calibration.tuning import Tuning
+    from specds.calibration.tuning import Setting, Tuning
     from specds.datastore.corrections import Table as Corrections
     from specds.datastore.manifest import Segment, SourceCount
     from specds.datastore.store import Store
@@ -335,27 +335,44 @@ def tuning_table(found: Tuning) -> None:
     table = Table(title=f"the fastest of {found.trials:,} settings, on {judged}", title_justify="left")
     table.add_column("prompts")
     table.add_column("drafter")
-    for column in ("chosen by", "judged on", "tokens/s", "untuned", "margin", "95 %", "× plain"):
+    for column in ("chosen by", "judged on", "tokens/s", "untuned", "default", "margin", "95 %", "× plain"):
         table.add_column(column, justify="right", no_wrap=True)
     for one in found.best:
+        tuned = one.setting != one.default
         table.add_row(
             escape(printable(one.group)),
             one.setting.drafter,
             f"{one.prompts:,}",
             f"{one.held_out or one.prompts:,}",
             f"{one.tokens_per_second:.1f}",
+            f"{one.untuned_tokens_per_second:.1f}",
             f"{one.default_tokens_per_second:.1f}",
-            f"{one.margin - 1:+.1%}",
-            "–" if one.low is None or one.high is None else f"{one.low - 1:+.1%} to {one.high - 1:+.1%}",
+            f"{one.margin.value - 1:+.1%}" if tuned else "–",
+            f"{one.margin.low - 1:+.1%} to {one.margin.high - 1:+.1%}" if tuned else "–",
             f"{one.tokens_per_second / one.plain_tokens_per_second:.2f}",
         )
     out = screen(stderr=False)
     out.print(table)
     for one in found.best:
-        setting = one.setting
-        words = [f"--drafter {setting.drafter}", *(f"--store {store}" for store in setting.stores)]
-        words += [f"--budget {setting.budget}", *(f"--set {name}={value}" for name, value in setting.options)]
-        out.print(f"{printable(one.group)}: {' '.join(words)}", markup=False, soft_wrap=True)
+        out.print(f"{printable(one.group)}: {_decode_options(one.setting)}", markup=False, soft_wrap=True)
+        if one.rejected:
+            margin = one.rejected.margin
+            out.print(
+                f"  {one.rejected.setting.name} was the fastest where it was chosen; on {judged} it is "
+                f"{margin.value - 1:+.1%} ({margin.low - 1:+.1%} to {margin.high - 1:+.1%}) against decoding without a "
+                "configuration, so that the default stays",
+                markup=False,
+                soft_wrap=True,
+            )
+    if found.unjudged:
+        names = ", ".join(f"{printable(name)} ({count})" for name, count in found.unjudged)
+        out.print(f"too few prompts to be judged, so that `all` holds for them: {names}", markup=False, soft_wrap=True)
+
+
+def _decode_options(setting: Setting) -> str:
+    words = [f"--drafter {setting.drafter}", *(f"--store {store}" for store in setting.stores)]
+    words += [f"--budget {setting.budget}", *(f"--set {name}={value}" for name, value in setting.options)]
+    return " ".join(words)
 
 
 def replay_record(row: Replayed) -> dict[str, Any]:
