@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from specds.calibration.answers import Recorded
 from specds.calibration.replay import Replay, Shared
-from specds.decode.drafters import DRAFTERS
-from specds.decode.method import Method
+from specds.decode.assembly import check_method, drafter_class
+from specds.decode.method import Method, parse_budget
 from specds.decode.pricing.curve import CostCurve
-from specds.decode.registry import choices, load, parse_options
-from specds.errors import UsageError
+from specds.decode.registry import choices
+from specds.errors import InputError, UsageError
 from specds.model import LanguageModel
 
 ALL = "all"
@@ -28,34 +28,26 @@ _GAIN = 1.002
 _READINGS = 1 << 30
 _RESAMPLES = 2_000
 _SURE = (2.5, 97.5)
-_FEW = 5
+
+LEAST_JUDGED = 5
+"""Prompts below which a speed is not judged: an interval over fewer says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """A drafter with everything that a search decides.
+class Margin:
+    """A speed over another, with its 95 % interval over prompts drawn again and again."""
 
-    Attributes:
-        drafter, stores: as in `Method`.
-        budget: a number or `auto`.
-        options: the drafter's that are not left at their defaults.
-    """
+    value: float
+    low: float
+    high: float
 
-    drafter: str
-    stores: tuple[str, ...]
-    budget: str
-    options: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def name(self) -> str:
-        """As `Method` writes it."""
-        options = "&".join(f"{name}={value}" for name, value in self.options)
-        return ":".join((self.drafter, *self.stores)) + f"@{self.budget}" + (f"?{options}" if options else "")
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A setting that was the fastest where it was chosen, and its speed over the default's where it was judged."""
 
-    def method(self) -> Method:
-        """To replay."""
-        budget = None if self.budget == "auto" else int(self.budget)
-        return Method(self.drafter, dict(self.options), tuple(map(Path, self.stores)), budget, word=self.name)
+    setting: Method
+    margin: Margin
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +56,30 @@ class Best:
 
     Attributes:
         group: its name; `all` for every prompt.
-        setting: chosen on the training prompts.
-        default: the method as its word gives it: what nobody tuned.
+        setting: chosen on the training prompts, and surely not slower than the default on the held-out ones; else the
+            default.
+        untuned: the method as its word gives it, before its search.
+        default: decoding without a configuration: drafter `auto`, with the stores that the methods name or without
+            any, whichever is faster.
         prompts, held_out: how many it was chosen by, and how many it is judged on.
-        tokens_per_second, default_tokens_per_second, plain_tokens_per_second: predicted on the held-out prompts; on the
-            training prompts where none is held out.
+        tokens_per_second, untuned_tokens_per_second, default_tokens_per_second, plain_tokens_per_second: predicted on
+            the held-out prompts; on the training prompts where none is held out.
         margin: the setting's speed over the default's, there.
-        low, high: 95 % interval of the margin, over held-out prompts drawn again and again; None for fewer than five.
+        rejected: what was chosen on the training prompts, where the default stands instead.
     """
 
     group: str
-    setting: Setting
-    default: Setting
+    setting: Method
+    untuned: Method
+    default: Method
     prompts: int
     held_out: int
     tokens_per_second: float
+    untuned_tokens_per_second: float
     default_tokens_per_second: float
     plain_tokens_per_second: float
-    margin: float
-    low: float | None
-    high: float | None
+    margin: Margin
+    rejected: Rejected | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +89,12 @@ class Tuning:
     Attributes:
         best: of all prompts first, then by group.
         trials: settings replayed.
+        unjudged: groups with too few prompts to be judged, and how many there are to judge by.
     """
 
     best: tuple[Best, ...]
     trials: int
+    unjudged: tuple[tuple[str, int], ...] = ()
 
 
 def tune(
@@ -114,7 +112,9 @@ def tune(
 
     From the defaults on, one thing after another is changed: the budget, then each option over the values that the
     drafter names; what helps stays. It ends when a round changes nothing, or after so many trials. What a method's
-    word fixes is left as it is. The fastest setting tried is taken, for all prompts and for each group.
+    word fixes is left as it is. Decoding without a configuration is tried, too: drafter `auto` without a store, and
+    with all that the methods name. The fastest setting tried is taken, for all prompts and for each group, if it is
+    surely not slower than that on prompts that it was not chosen by.
 
     Args:
         methods: without a draft model or a verifier.
@@ -126,6 +126,7 @@ def tune(
 
     Raises:
         UsageError: no method to tune, a share outside [0, 1), or what `Replay` refuses.
+        InputError: too few prompts to judge anything by.
     """
     if not methods or not 0 <= held_out < 1:
         raise UsageError(
@@ -136,27 +137,45 @@ def tune(
             raise UsageError(f"{method.name} names a verifier", "the text is not tuned: leave it to lossless ones")
     judged = _held_out(answers, held_out)
     train = [answer for answer, out in zip(answers, judged, strict=True) if not out]
-    rest = [answer for answer, out in zip(answers, judged, strict=True) if out]
+    rest = [answer for answer, out in zip(answers, judged, strict=True) if out] or train
+    _check_enough(len(_prompts(rest, ALL)), len(_prompts(answers, ALL)), held_out)
     shared = Shared(model, runtime, bytes=_READINGS)
+    Replay(model, methods, curve=curve, shared=shared)  # what cannot be replayed is refused before anything takes long
     tried = _Tried(train, curve, shared, progress)
+    defaults = _defaults(methods)
+    tried.begin(defaults)
     for method in methods:
         _search(method, tried, trials)
-    groups = [ALL, *(name for name in dict.fromkeys(answer.group for answer in answers) if name)]
-    if len(groups) == 2:
-        groups = groups[:1]  # the only group is all there is
-    chosen = {group: tried.best(_members(train, group)) for group in groups if _members(train, group).any()}
-    wanted = set(chosen.values()) | {tried.origin[setting] for setting in chosen.values()}
-    tested = _Tried(rest or train, curve, shared, lambda done: None)
+    named = dict.fromkeys(answer.group for answer in answers if answer.group)
+    judges = {name: len(_prompts(rest, name)) for name in (named if len(named) > 1 else ())}
+    groups = [ALL, *(name for name, count in judges.items() if count >= LEAST_JUDGED)]
+    chosen = {group: tried.best(_members(train, group)) for group in groups}
+    wanted = {*defaults, *chosen.values(), *(tried.origin[setting] for setting in chosen.values())}
+    tested = _Tried(rest, curve, shared, lambda done: None)
     tested.run(sorted(wanted, key=lambda one: one.name))
-    found = []
-    for group, setting in chosen.items():
-        members = _members(rest, group)
-        if rest and not members.any():
-            continue
-        where = members if rest else _members(train, group)
-        counts = len(_prompts(train, group)), len(_prompts(rest, group))
-        found.append(_judge(group, setting, tried.origin[setting], tested, where, *counts))
-    return Tuning(tuple(found), len(tried.seconds))
+    found = [
+        _judge(group, setting, tried.origin[setting], defaults, tested, len(_prompts(train, group)), rest is not train)
+        for group, setting in chosen.items()
+    ]
+    few = tuple((name, count) for name, count in judges.items() if count < LEAST_JUDGED)
+    return Tuning(tuple(found), len(tried.seconds), few)
+
+
+def _check_enough(judges: int, prompts: int, held_out: float) -> None:
+    if judges >= LEAST_JUDGED:
+        return
+    least = math.floor((LEAST_JUDGED - 0.5) / held_out) + 1 if held_out else LEAST_JUDGED
+    raise InputError(
+        f"{judges} of {prompts} prompts are there to judge by, and by fewer than {LEAST_JUDGED} nothing can be said",
+        f"decode and give {least} or more"
+        + (f", or --held-out {LEAST_JUDGED / prompts:.2f}" if prompts >= 2 * LEAST_JUDGED else ""),
+    )
+
+
+def _defaults(methods: Sequence[Method]) -> tuple[Method, ...]:
+    """What `decode` does without a configuration: without a store, and with all that the methods name."""
+    stores = tuple(dict.fromkeys(path for method in methods for path in method.paths))
+    return tuple(dict.fromkeys((Method("auto"), Method("auto", stores=stores))))
 
 
 class _Tried:
@@ -166,17 +185,22 @@ class _Tried:
         self, answers: Sequence[Recorded], curve: CostCurve, shared: Shared, progress: Callable[[int], None]
     ) -> None:
         self.answers = answers
-        self.seconds: dict[Setting, NDArray[np.float64]] = {}
-        self.origin: dict[Setting, Setting] = {}
+        self.seconds: dict[Method, NDArray[np.float64]] = {}
+        self.origin: dict[Method, Method] = {}
         self.plain = np.zeros(len(answers))
         self._curve, self._shared, self._progress = curve, shared, progress
 
-    def run(self, settings: Sequence[Setting]) -> None:
+    def begin(self, settings: Sequence[Method]) -> None:
+        """Replay settings that were changed from nothing."""
+        self.run(settings)
+        self.origin.update({one: one for one in settings})
+
+    def run(self, settings: Sequence[Method]) -> None:
         """Replay those that were not yet."""
         new = [one for one in dict.fromkeys(settings) if one not in self.seconds]
         if not new:
             return
-        replay = Replay(self._shared.model, [one.method() for one in new], curve=self._curve, shared=self._shared)
+        replay = Replay(self._shared.model, new, curve=self._curve, shared=self._shared)
         table = np.zeros((len(new), len(self.answers)))
         for place, answer in enumerate(self.answers):
             for row, found in enumerate(replay.of(answer)):
@@ -185,37 +209,29 @@ class _Tried:
         self.seconds.update(zip(new, table, strict=True))
         self._progress(len(self.seconds))
 
-    def total(self, setting: Setting) -> float:
+    def total(self, setting: Method) -> float:
         return float(self.seconds[setting].sum())
 
-    def best(self, members: NDArray[np.bool_]) -> Setting:
+    def best(self, members: NDArray[np.bool_]) -> Method:
         """The fastest of all over some answers."""
         return _fastest({setting: float(seconds[members].sum()) for setting, seconds in self.seconds.items()})
 
 
 def _search(method: Method, tried: _Tried, trials: int) -> None:
-    found = load(DRAFTERS, method.drafter, "drafter")
-    fixed = tuple(sorted(method.options.items()))
-    best = Setting(
-        method.drafter,
-        tuple(map(str, method.paths)),
-        str(method.budget) if method.budget is not None else "auto",
-        fixed,
-    )
-    start = best
-    tried.run([start])
-    tried.origin.setdefault(start, start)
-    if method.drafter == "none":
+    kind = drafter_class(method.drafter)
+    best = start = replace(method, stores=method.paths, word="")
+    tried.begin([start])
+    if not kind.drafts:
         return
     axes: dict[str, list[str]] = {} if method.budget is not None else {"": list(_BUDGETS)}
-    axes |= {name: values for name, values in choices(found.Options).items() if name not in method.options}
+    axes |= {name: values for name, values in choices(kind.Options).items() if name not in method.options}
     done = {best}
     moved = True
     while moved:
         moved = False
         for name, values in axes.items():
             others = [one for one in (_changed(best, name, value) for value in values) if one not in done]
-            others = [one for one in others if _allowed(found, one)][: max(0, trials - len(done))]
+            others = [one for one in others if _allowed(one)][: max(0, trials - len(done))]
             done.update(others)
             tried.run(others)
             tried.origin.update({one: start for one in others if one not in tried.origin})
@@ -223,21 +239,21 @@ def _search(method: Method, tried: _Tried, trials: int) -> None:
             best, moved = fastest, moved or fastest != best
 
 
-def _fastest(seconds: Mapping[Setting, float]) -> Setting:
+def _fastest(seconds: Mapping[Method, float]) -> Method:
     """Of settings that are as good as equally fast, the first: the nearest to the defaults."""
     least = min(seconds.values())
     return next(setting for setting, one in seconds.items() if one <= least * _GAIN)
 
 
-def _changed(setting: Setting, name: str, value: str) -> Setting:
+def _changed(method: Method, name: str, value: str) -> Method:
     if not name:
-        return replace(setting, budget=value)
-    return replace(setting, options=tuple(sorted({**dict(setting.options), name: value}.items())))
+        return replace(method, budget=parse_budget(value))
+    return replace(method, options=dict(sorted({**method.options, name: value}.items())))
 
 
-def _allowed(found: Any, setting: Setting) -> bool:
+def _allowed(method: Method) -> bool:
     try:
-        parse_options(found.Options, dict(setting.options), setting.drafter)
+        check_method(method)
     except UsageError:  # a range that is empty
         return False
     return True
@@ -248,9 +264,13 @@ def _held_out(answers: Sequence[Recorded], share: float) -> list[bool]:
     out: set[tuple[str, str]] = set()
     for group in dict.fromkeys(answer.group for answer in answers):
         names = list(dict.fromkeys(answer.id for answer in answers if answer.group == group))
-        count = max(1, round(share * len(names))) if share and len(names) > 1 else 0
+        count = _share(share, len(names)) if share and len(names) > 1 else 0
         out.update((group, names[(2 * place + 1) * len(names) // (2 * count)]) for place in range(count))
     return [(answer.group, answer.id) in out for answer in answers]
+
+
+def _share(share: float, prompts: int) -> int:
+    return min(prompts - 1, max(1, round(share * prompts)))
 
 
 def _members(answers: Sequence[Recorded], group: str) -> NDArray[np.bool_]:
@@ -263,39 +283,49 @@ def _prompts(answers: Sequence[Recorded], group: str) -> set[tuple[str, str]]:
 
 def _judge(
     group: str,
-    setting: Setting,
-    default: Setting,
+    chosen: Method,
+    untuned: Method,
+    defaults: Sequence[Method],
     tested: _Tried,
-    members: NDArray[np.bool_],
     prompts: int,
-    held_out: int,
+    held_out: bool,
 ) -> Best:
-    tokens = sum(len(answer.tokens) for answer, one in zip(tested.answers, members, strict=True) if one)
-    own, usual = tested.seconds[setting][members], tested.seconds[default][members]
-    low = high = None
-    ids = [answer.id for answer, one in zip(tested.answers, members, strict=True) if one]
-    names = list(dict.fromkeys(ids))
-    if held_out >= _FEW:
-        # Turns of a prompt go together.
-        sums = np.zeros((2, len(names)))
-        for row, seconds in enumerate((own, usual)):
-            np.add.at(sums[row], [names.index(name) for name in ids], seconds)
-        drawn = np.random.default_rng(0).integers(0, len(names), (_RESAMPLES, len(names)))
-        margins = sums[1][drawn].sum(axis=1) / sums[0][drawn].sum(axis=1)
-        low, high = (float(one) for one in np.percentile(margins, _SURE))
+    members = _members(tested.answers, group)
+    seconds = {one: tested.seconds[one][members] for one in (chosen, untuned, *defaults)}
+    default = min(defaults, key=lambda one: float(seconds[one].sum()))
+    answers = [answer for answer, one in zip(tested.answers, members, strict=True) if one]
+    margin = _margin(answers, seconds[chosen], seconds[default])
+    setting, rejected = chosen, None
+    if chosen != default and margin.low < 1:
+        setting, rejected = default, Rejected(chosen, margin)
+        margin, untuned = Margin(1.0, 1.0, 1.0), default
+    tokens = sum(len(answer.tokens) for answer in answers)
     return Best(
         group,
         setting,
+        untuned,
         default,
         prompts,
-        held_out,
-        tokens / float(own.sum()),
-        tokens / float(usual.sum()),
+        len(_prompts(answers, ALL)) if held_out else 0,
+        tokens / float(seconds[setting].sum()),
+        tokens / float(seconds[untuned].sum()),
+        tokens / float(seconds[default].sum()),
         tokens / float(tested.plain[members].sum()),
-        float(usual.sum() / own.sum()),
-        low,
-        high,
+        margin,
+        rejected,
     )
+
+
+def _margin(answers: Sequence[Recorded], own: NDArray[np.float64], usual: NDArray[np.float64]) -> Margin:
+    """How often as fast the first is as the second. Turns of a prompt go together."""
+    names = {name: place for place, name in enumerate(dict.fromkeys((one.group, one.id) for one in answers))}
+    places = [names[answer.group, answer.id] for answer in answers]
+    sums = np.zeros((2, len(names)))
+    for row, seconds in enumerate((own, usual)):
+        np.add.at(sums[row], places, seconds)
+    drawn = np.random.default_rng(0).integers(0, len(names), (_RESAMPLES, len(names)))
+    low, high = np.percentile(sums[1][drawn].sum(axis=1) / sums[0][drawn].sum(axis=1), _SURE)
+    return Margin(float(usual.sum() / own.sum()), float(low), float(high))
 
 
 def summary(tuning: Tuning) -> list[Mapping[str, Any]]:
@@ -304,14 +334,16 @@ def summary(tuning: Tuning) -> list[Mapping[str, Any]]:
         {
             "group": one.group,
             "setting": one.setting.name,
+            "untuned": one.untuned.name,
             "default": one.default.name,
             "prompts": one.prompts,
             "held_out": one.held_out,
             "tokens_per_second": one.tokens_per_second,
+            "untuned_tokens_per_second": one.untuned_tokens_per_second,
             "default_tokens_per_second": one.default_tokens_per_second,
             "plain_tokens_per_second": one.plain_tokens_per_second,
-            "margin": one.margin,
-            "interval": None if one.low is None else [one.low, one.high],
+            "margin": asdict(one.margin),
+            "rejected": one.rejected and {"setting": one.rejected.setting.name, "margin": asdict(one.rejected.margin)},
         }
         for one in tuning.best
     ]
