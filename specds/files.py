@@ -197,12 +197,6 @@ def remove_tree(path: Path, below: Path | None = None) -> None:
             os.unlink(path.name, dir_fd=place)
 
 
-def sweep(path: Path, below: Path | None = None) -> None:
-    """Remove what processes left that died while they replaced `path`. Raises: as `directory`."""
-    with directory(path.parent, below) as place:
-        _sweep(path.name, place)
-
-
 def files_in(path: Path, below: Path | None = None) -> list[str]:
     """The names of all files in a directory and those in it, relative to it, in order; no file is opened.
 

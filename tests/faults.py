@@ -112,7 +112,7 @@ def _die_before(wanted: int, root: str) -> None:
 
     def below(path: object) -> bool:
         # A name without a directory is looked up in one that is open.
-        return isinstance(path, str | Path) and (str(path).startswith(root) or not os.path.isabs(path))
+        return isinstance(path, str | Path) and (str(path).startswith(root) or not Path(path).is_absolute())
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
