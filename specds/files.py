@@ -165,6 +165,26 @@ def locked(path: Path, below: Path | None = None, *, wait: bool = False) -> Iter
         os.close(handle)
 
 
+def link(old: Path, new: Path, below: Path) -> None:
+    """Give a file of specds' own, which never changes, a second name; where links are not possible, a copy.
+
+    Raises:
+        UnsafeFile: `old` is not a regular file, or as `directory`. FileExistsError: `new` is there.
+    """
+    with directory(old.parent, below) as source, directory(new.parent, below) as place:
+        _require(stat.S_ISREG, old, _status(old.name, source), "a regular file")
+        try:
+            os.link(old.name, new.name, src_dir_fd=source, dst_dir_fd=place, follow_symlinks=False)
+        except OSError:
+            copy(old, new, old_below=below, below=below)
+
+
+def copy(old: Path, new: Path, *, old_below: Path, below: Path) -> None:
+    """A new file with the contents of another one of specds' own. Raises: as `open_regular` and `create`."""
+    with open_regular(old, old_below) as source, create(new, below) as file:
+        shutil.copyfileobj(source, file, _BLOCK)
+
+
 def make_directory(path: Path, below: Path | None = None, *, new: bool = False) -> None:
     """Make a directory in one that is there.
 
