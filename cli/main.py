@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 import traceback
 from contextvars import ContextVar
 from typing import Annotated, Any
@@ -46,7 +48,12 @@ from specds.version import __version__
 # What the parser raises at wrong usage: click's class, or the copy of it that newer versions of typer carry.
 _WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 _INTERRUPTED = 130
+_BY_SIGNAL = 128
+# What a supervisor, a batch system or a closing terminal ends a process with.
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_GRACE = 3.0
 _shows_tracebacks: ContextVar[bool] = ContextVar("shows_tracebacks", default=False)
+_ended_by: ContextVar[int | None] = ContextVar("ended_by", default=None)
 
 app = typer.Typer(
     name="specds",
@@ -106,8 +113,9 @@ def main(
 
 
 def run() -> None:
-    """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
     code = 1
+    _heed_ending()
     _shows_tracebacks.set(bool(os.environ.get("SPECDS_DEBUG")))
     try:
         result = app(standalone_mode=False)
@@ -127,14 +135,36 @@ def run() -> None:
         _complain("stdout was closed before everything was written", "the reader of the pipe stopped early")
         _silence_stdout()
     except (KeyboardInterrupt, typer.Abort):
-        _complain("interrupted", "the same command goes on where it stopped, if it writes a store or --output")
-        code = _INTERRUPTED
+        ended_by = _ended_by.get()
+        said = "interrupted" if ended_by is None else f"ended by {signal.Signals(ended_by).name}"
+        _complain(said, "the same command goes on where it stopped, if it writes a store or --output")
+        code = _INTERRUPTED if ended_by is None else _BY_SIGNAL + ended_by
     except OSError as error:
         _complain(f"{error.filename or 'output'}: {error.strerror or error}", "check the path and the free space")
         _silence_stdout()
     except Exception as error:
         _complain(f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}", "see it with --debug")
     sys.exit(code)
+
+
+def _heed_ending() -> None:
+    """End at these signals as at Ctrl-C: files are finished or removed, and processes of our own ended."""
+
+    ending_since: float | None = None
+
+    def end(number: int, frame: object) -> None:
+        nonlocal ending_since
+        now = time.monotonic()
+        # `timeout` and others signal a process and then its group, which would interrupt the cleaning up.
+        if ending_since is None or now - ending_since > _GRACE:
+            ending_since = now
+            _ended_by.set(number)
+            raise KeyboardInterrupt
+
+    for number in _ENDING:
+        # nohup has them ignored, and an embedding program may have its own way.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, end)
 
 
 def _silence_stdout() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +25,7 @@ from specds.errors import (
     UsageError,
     first_line,
 )
-from specds.files import sync_directory, sync_file
+from specds.files import locked, replacing, target_of
 
 FREQUENCY = 6
 """λ: how often a divergence must have been seen for a draft to be accepted (CSD, §5.1)."""
@@ -238,6 +236,8 @@ def read_table(path: Path) -> Table:
     import pyarrow.parquet as pq
 
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise FileNotFoundError
         with pq.ParquetFile(path) as file:
             raw = (file.schema_arrow.metadata or {}).get(_KEY, b"")
             if len(raw) > _MOST_JSON or file.metadata.num_rows > _MOST_PAIRS:
@@ -295,15 +295,9 @@ def write_table(path: Path, table: Table) -> None:
     record = json.dumps({**_described(table), "sha256": _digest(table)}).encode()
     arrays = [pa.array(one) for one in (table.drafted, table.picked, table.count)]
     schema = pa.schema([(name, kind) for name, kind in _COLUMNS], metadata={_KEY: record})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        try:
-            pq.write_table(pa.Table.from_arrays(arrays, schema=schema), temporary, compression="zstd")
-            sync_file(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_directory(path.parent)
+        with replacing(target_of(path)) as file:
+            pq.write_table(pa.Table.from_arrays(arrays, schema=schema), file, compression="zstd")
     except OSError as error:
         raise OutputError(f"cannot write the table {path}: {error.strerror or error}", "choose another path") from error
 
@@ -315,8 +309,7 @@ def updating(path: Path) -> Iterator[None]:
     Raises:
         OutputError: the lock file beside it cannot be made.
     """
-    with _lock_beside(path, "lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked_beside(path, "lock", wait=True):
         yield
 
 
@@ -328,22 +321,27 @@ def calibrating(path: Path) -> Iterator[None]:
         StoreLocked: another one does.
         OutputError: the lock file beside it cannot be made.
     """
-    with _lock_beside(path, "calibrating") as lock:
+    with _locked_beside(path, "calibrating", wait=False):
+        yield
+
+
+@contextlib.contextmanager
+def _locked_beside(path: Path, kind: str, *, wait: bool) -> Iterator[None]:
+    # Beside the table itself, so that whoever comes to it by another link waits, too.
+    path = target_of(path)
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(path.with_name(f".{path.name}.{kind}"), wait=wait))
         except BlockingIOError as error:
             raise StoreLocked(
                 f"another calibration is counting into {path}",
                 "wait for it, or count into another table and merge them",
             ) from error
+        except OSError as error:
+            raise OutputError(
+                f"cannot write beside {path}: {error.strerror or error}", "choose another path"
+            ) from error
         yield
-
-
-def _lock_beside(path: Path, kind: str) -> BinaryIO:
-    try:
-        return path.with_name(f".{path.name}.{kind}").open("wb")
-    except OSError as error:
-        raise OutputError(f"cannot write beside {path}: {error.strerror or error}", "choose another path") from error
 
 
 def add_to_table(

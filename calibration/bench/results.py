@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import IO, Any
 
 from specds.calibration.trace import trace_schema
 from specds.errors import InputError, OutputError
-from specds.files import write_atomically
+from specds.files import files_in, locked, open_journal, open_regular, remove_tree, replacing, write_atomically
 
 FORMAT = "specds bench 1"
 RESULTS, STEPS, SUMMARY, REPORT, JOURNAL, RUN = (
@@ -129,7 +128,7 @@ class Results:
             table = [pa.Table.from_pylist(rows, results_schema())]
             _write_parquet(self.path / RESULTS, results_schema(), iter(table))
             self._journal.truncate(0)
-            (self.path / JOURNAL).unlink()
+            remove_tree(self.path / JOURNAL, self.path)
 
     def write(self, name: str, text: str) -> None:
         """Replace one of the directory's texts.
@@ -138,7 +137,7 @@ class Results:
             OutputError: it cannot be written.
         """
         with refused(self.path):
-            write_atomically(self.path / name, text.encode())
+            write_atomically(self.path / name, text.encode(), self.path)
 
     def begin(self, session: dict[str, Any]) -> None:
         """Say who measures from now on."""
@@ -191,23 +190,24 @@ def open_results(path: Path, options: dict[str, Any]) -> Iterator[Results]:
         if strange and not (path / RUN).exists():
             raise InputError(f"{path} holds something that is no result of `specds bench`", "choose another --out")
         path.mkdir(parents=True, exist_ok=True)
-        with (path / ".lock").open("ab") as lock:
+        files_in(path)  # nothing in it may lead elsewhere
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                stack.enter_context(locked(path / ".lock", path))
+            except BlockingIOError as error:
                 raise OutputError(f"{path} is being written by another process", "wait until it is done") from error
             for stray in path.glob(".*.tmp"):  # of a run that was killed
-                stray.unlink()
+                remove_tree(stray, path)
             sessions: list[dict[str, Any]] = []
             if (path / RUN).exists():
                 record = read_json(path / RUN)
                 sessions = list(record["sessions"])
                 _check_options(path, record["options"], options)
             rows = {key_of(row): row for row in read_rows(path)} if (path / RESULTS).exists() else {}
-            with (path / JOURNAL).open("ab+") as journal:
-                new = _read_journal(path, journal)
-                rows |= new
-                yield Results(path, rows, sessions, options, journal, set(new))
+            journal = stack.enter_context(open_journal(path / JOURNAL, path))
+            new = _read_journal(path, journal)
+            rows |= new
+            yield Results(path, rows, sessions, options, journal, set(new))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -217,7 +217,8 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: it is missing, or none of ours.
     """
     try:
-        record = json.loads(path.read_bytes())
+        with open_regular(path, path.parent) as file:
+            record = json.loads(file.read())
         if record["format"] == FORMAT:
             return dict(record)
     except OSError as error:
@@ -239,7 +240,8 @@ def read_rows(path: Path) -> list[Row]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path / RESULTS)
+        with open_regular(path / RESULTS, path) as file:
+            table = pq.read_table(file)
         if not table.schema.equals(results_schema()):
             raise pa.ArrowInvalid("its columns are others")
         rows: list[Row] = table.to_pylist()
@@ -258,8 +260,8 @@ def read_steps(path: Path, columns: list[str] | None = None) -> Iterator[list[Ro
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path / STEPS) as file:
-            for batch in file.iter_batches(_BATCH, columns=columns):
+        with open_regular(path / STEPS, path) as file, pq.ParquetFile(file) as steps:
+            for batch in steps.iter_batches(_BATCH, columns=columns):
                 yield batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path / STEPS} cannot be read: {str(error)[:200]}", _AGAIN) from error
@@ -311,11 +313,6 @@ def _read_journal(path: Path, journal: IO[bytes]) -> dict[Key, Row]:
 def _write_parquet(path: Path, schema: Any, tables: Iterator[Any]) -> None:
     import pyarrow.parquet as pq
 
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-            for table in tables:
-                writer.write_table(table)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path, path.parent) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for table in tables:
+            writer.write_table(table)
