@@ -12,11 +12,11 @@ import pytest
 
 from specds.calibration.answers import Recorded
 from specds.calibration.replay import replay, summarise
-from specds.calibration.tuning import ALL, Setting, tune
+from specds.calibration.tuning import ALL, tune
 from specds.cli.config import read_config, write_config
 from specds.decode.drafters import DRAFTERS
 from specds.decode.drafters.pld import PromptLookup
-from specds.decode.method import Method, parse_methods
+from specds.decode.method import Method, parse_budget, parse_methods
 from specds.decode.pricing.curve import CostCurve
 from specds.decode.registry import choices, load, parse_options
 from specds.errors import InputError, UsageError
@@ -52,15 +52,15 @@ def test_the_setting_found_is_as_good_as_the_best_of_a_whole_grid(model: Languag
     found = tune(model, parse_methods("pld?max_ngram=3&min_ngram=1"), answers, CURVE, held_out=0.0, trials=60)
     (best,) = found.best
     grid = [
-        Setting("pld", (), budget, (("length", length), ("max_ngram", "3"), ("min_ngram", "1")))
+        Method("pld", {"length": length, "max_ngram": "3", "min_ngram": "1"}, budget=parse_budget(budget))
         for budget, length in itertools.product(
             ("auto", "2", "4", "8", "16", "32", "64"), ("10", *choices(PromptLookup.Options)["length"])
         )
     ]
-    rows = list(replay(model, [one.method() for one in grid], answers, curve=CURVE))
+    rows = list(replay(model, grid, answers, curve=CURVE))
     seconds = [one.seconds or 0.0 for one in summarise(rows)]
     fastest = min(seconds)
-    own = summarise(list(replay(model, [best.setting.method()], answers, curve=CURVE)))[0]
+    own = summarise(list(replay(model, [best.setting], answers, curve=CURVE)))[0]
     assert own.seconds is not None
     assert own.seconds < 1.02 * fastest
     assert fastest < 0.6 * max(seconds)  # it matters what is chosen
@@ -103,7 +103,7 @@ def test_nothing_slower_than_no_configuration_comes_out(methods: str, model: Lan
     found = tune(model, parse_methods(methods), answers, CURVE)
     (best,) = found.best
     # Two nodes at a time, or none, where `auto` copies six: what the method's word fixes is much slower.
-    assert best.setting == best.default == Setting("auto", (), "auto")
+    assert best.setting == best.default == Method("auto")
     assert (best.margin.value, best.rejected) == (1, None)
     assert best.tokens_per_second > 1.2 * best.plain_tokens_per_second
 
