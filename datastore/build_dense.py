@@ -18,13 +18,15 @@ from specds.datastore.dense_segment import Keys, Progress, load_normalizer, read
 from specds.datastore.embedding import embed
 from specds.datastore.manifest import Identity, Segment, Shard
 from specds.datastore.normalizer import Normalizer
-from specds.datastore.segments import portions, to_join, usable_memory
+from specds.datastore.segments import portions, require_memory, to_join, usable_memory
 from specds.datastore.store import Store, Writer, require_tokenizer, require_tokens, writing
 from specds.datastore.trial import remember, require_sound
 from specds.errors import UsageError
 from specds.model import LanguageModel
 
 _DIMS = 64
+# Bytes a token: itself, and where its key leads.
+_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,8 @@ class _Corpus:
         work: Path,
         progress: Progress,
     ) -> _Corpus:
+        room = sum(shard.tokens + shard.documents for shard in shards)
+        require_memory("the tokens of what is new", room * _BYTES, options.memory)
         stream = token_stream(store, shards)
         plan = _Plan.of(stream, min(options.max_length or model.context_length, model.context_length))
         width, dims = model.config.hidden_size, options.dims or _DIMS

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from specds.datastore.build_dense import DenseOptions, most_keys
 from specds.datastore.build_suffix import most_tokens, write_segments
-from specds.datastore.corpus import Document, read_documents, write_like
+from specds.datastore.corpus import Document, check_claims, read_documents, write_like
 from specds.datastore.dense_segment import load_normalizer, read_keys, without_documents, write_segment
 from specds.datastore.manifest import Manifest, Segment, Shard
 from specds.datastore.segments import consolidate, portions, renamed
@@ -178,6 +178,9 @@ class _Plan:
 
     def _kept(self, segment: Segment) -> NDArray[np.bool_]:
         documents = {shard.file: shard.documents for shard in self.manifest.corpus}
+        for shard in self.manifest.corpus:
+            if shard.file in segment.shards and shard.file not in self.kept:
+                check_claims(Store(self.writer.path, self.manifest), shard)
         return np.concatenate([self.kept.get(name, np.ones(documents[name], np.bool_)) for name in segment.shards])
 
 
@@ -227,7 +230,7 @@ def _compacted_suffix(writer: Writer, memory: int | None) -> list[Segment]:
     segments: list[Segment] = []
     for group in groups:
         same = there.get(tuple(shard.file for shard in group))
-        segments += [same] if same else write_segments(writer, writer.store, [group])
+        segments += [same] if same else write_segments(writer, writer.store, [group], memory=memory)
     return segments
 
 
@@ -342,16 +345,20 @@ def _copy(store: Store, name: str, new: Path) -> None:
         raise CorruptStore(f"{store.path}: {name} changed since it was written", "see `specds verify`")
 
 
-def rebuild_suffix(store: Store) -> list[Segment]:
+def rebuild_suffix(store: Store, memory: int | None = None) -> list[Segment]:
     """Sort every suffix segment again from the corpus, whatever state its files are in; equal bytes come of it.
 
+    Args:
+        memory: bytes that the process may take, about; None: as many as the machine has.
+
     Raises:
+        UsageError: a segment takes more.
         CorruptStore: the corpus itself is damaged. StoreLocked, OutputError: see their docstrings.
     """
     with store.writer() as writer:
         by_name = {shard.file: shard for shard in writer.manifest.corpus}
         groups = [[by_name[name] for name in segment.shards] for segment in writer.manifest.suffix]
-        segments = write_segments(writer, writer.store, groups)
+        segments = write_segments(writer, writer.store, groups, memory=memory)
         if segments:
             history = [*writer.manifest.history, made("rebuilt the suffix index")]
             writer.change(suffix=segments, history=history)

@@ -33,6 +33,7 @@ from specds.errors import (
     UsageError,
 )
 from specds.files import edge_digest, sha256, sync_directory, sync_file, write_atomically
+from specds.limits import MAX_MANIFEST
 from specds.tokenizer import Tokenizer
 from specds.version import __version__
 
@@ -447,11 +448,7 @@ def _read_manifest(path: Path) -> Manifest:
         if not stat.S_ISREG(file.stat().st_mode):
             raise NotAStore(f"{path} is not a datastore: its {manifests.NAME} is not a file", "check the path")
         with file.open("rb") as stream:
-            data = stream.read(manifests.MAX_BYTES + 1)
-        if len(data) > manifests.MAX_BYTES:
-            raise CorruptStore(
-                f"{file} has more than {manifests.MAX_BYTES:,} bytes, which no manifest has", _rebuild_hint(path)
-            )
+            data = stream.read(MAX_MANIFEST.bytes + 1)
     except FileNotFoundError:
         what = "is no directory" if not path.is_dir() else f"holds no {manifests.NAME}"
         hint = "make a store with `specds generate` or `specds ingest`"
