@@ -7,8 +7,9 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from contextvars import ContextVar
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -42,7 +43,7 @@ from specds.cli import (
     verify,
 )
 from specds.cli.render import printable
-from specds.errors import SpecdsError
+from specds.errors import Notice, SpecdsError
 from specds.version import __version__
 
 # What the parser raises at wrong usage: click's class, or the copy of it that newer versions of typer carry.
@@ -52,6 +53,7 @@ _BY_SIGNAL = 128
 # What a supervisor, a batch system or a closing terminal ends a process with.
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _GRACE = 3.0
+_usual_warning = warnings.showwarning
 _shows_tracebacks: ContextVar[bool] = ContextVar("shows_tracebacks", default=False)
 _ended_by: ContextVar[int | None] = ContextVar("ended_by", default=None)
 
@@ -116,6 +118,7 @@ def run() -> None:
     """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
     code = 1
     _heed_ending()
+    warnings.showwarning = _show_warning
     _shows_tracebacks.set(bool(os.environ.get("SPECDS_DEBUG")))
     try:
         result = app(standalone_mode=False)
@@ -167,6 +170,20 @@ def _heed_ending() -> None:
             signal.signal(number, end)
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    if issubclass(category, Notice):
+        _say(f"note: {message}")
+    else:
+        _usual_warning(message, category, filename, lineno, file, line)
+
+
 def _silence_stdout() -> None:
     """What could not be written must not be tried again when Python exits: it would complain in its own words."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -175,7 +192,10 @@ def _silence_stdout() -> None:
 def _complain(message: str, hint: str) -> None:
     if _shows_tracebacks.get() and sys.exc_info()[0] is not None:
         traceback.print_exc()
-    line = f"error: {message}" + (f" — {hint}" if hint else "")
+    _say(f"error: {message}" + (f" — {hint}" if hint else ""))
+
+
+def _say(line: str) -> None:
     # A message may quote bytes of a broken file; it must still be printable, and one line.
     text = printable(" ".join(line.split()))
     encoding = sys.stderr.encoding or "utf-8"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specds.errors import UsageError
+from specds.limits import parse_size
 
 if TYPE_CHECKING:
     from specds.calibration.answers import Answers as RecordedAnswers
@@ -115,11 +115,10 @@ def size(name: str, text: str | None) -> int | None:
     """
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kKMGT]?)(i?)B?", text.strip())
-    if not found:
+    found = parse_size(text)
+    if found is None:
         raise UsageError(f"--{name} is {text!r}", "a size such as 500MB, 2GB or 1.5GiB")
-    base = 1024 if found[3] else 1000
-    return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
+    return found
 
 
 Answers = Annotated[

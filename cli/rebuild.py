@@ -20,6 +20,7 @@ def rebuild(
     device: options.Device = "auto",
     threads: options.Threads = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    memory: options.Memory = None,
 ) -> None:
     """Build every index of a store again from its corpus, also where index files are damaged or gone.
 
@@ -32,11 +33,12 @@ def rebuild(
     from specds.datastore.rewriting import rebuild_suffix
     from specds.datastore.store import open_store
 
+    limit = options.size("memory", memory)
     opened = open_store(store, corpus_only=True)
     dense = [] if suffix_only else opened.manifest.dense
     if opened.manifest.suffix:
         with working("sorting suffixes"):
-            segments = rebuild_suffix(opened)
+            segments = rebuild_suffix(opened, limit)
         note(f"{store}: suffix index over {sum(one.tokens for one in segments):,} tokens, {len(segments)} segments")
     if dense:
         from specds.datastore.build_dense import DenseOptions, build_dense
@@ -44,7 +46,7 @@ def rebuild(
         named = model or next(one.model.name for one in dense if one.model)
         language_model = options.load(named, None, dtype, device, threads, trust_remote_code, weights=True)
         said = dense[-1].parameters
-        wanted = DenseOptions(max_length=said.get("max_length"), search=said.get("search") or 250)
+        wanted = DenseOptions(max_length=said.get("max_length"), search=said.get("search") or 250, memory=limit)
         with working("embedding"):
             built = build_dense(opened, language_model, wanted, replace=True)
         note(f"{store}: dense index over {sum(one.tokens for one in built):,} tokens, {len(built)} segments")

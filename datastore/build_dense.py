@@ -18,13 +18,16 @@ from specds.datastore.embedding import embed
 from specds.datastore.manifest import Identity, Segment, Shard
 from specds.datastore.mapped import working_array
 from specds.datastore.normalizer import Normalizer
-from specds.datastore.segments import portions, to_join, usable_memory
+from specds.datastore.segments import portions, require_memory, to_join, usable_memory
 from specds.datastore.store import Store, Writer, require_tokenizer, require_tokens, writing
+from specds.datastore.trial import remember, require_sound
 from specds.errors import UsageError
 from specds.files import remove_tree
 from specds.model import LanguageModel
 
 _DIMS = 64
+# Bytes a token: itself, and where its key leads.
+_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,8 @@ def build_dense(
             del corpus
             remove_tree(work, store.path)
         writer.change(dense=[*(one for one in old if one not in joined), *built])
+        for segment in built:
+            remember(writer.store, segment)
     return built
 
 
@@ -144,6 +149,7 @@ def _write(
     first = order[corpus.shards[0].file]
     for segment in reversed(to_join(old, sum(shard.tokens for shard in corpus.shards), most)):
         writer.store.check_whole(segment)
+        require_sound(writer.store, segment)
         keys = read_keys(writer.path, segment)
         comparable = load_normalizer(writer.path, segment).same(corpus.normalizer)
         if keys is None or not comparable or order[segment.shards[-1]] > first:
@@ -215,6 +221,8 @@ class _Corpus:
         work: Path,
         progress: Progress,
     ) -> _Corpus:
+        room = sum(shard.tokens + shard.documents for shard in shards)
+        require_memory("the tokens of what is new", room * _BYTES, options.memory)
         stream = token_stream(store, shards)
         plan = _Plan.of(stream, min(options.max_length or model.context_length, model.context_length))
         width, dims = model.config.hidden_size, options.dims or _DIMS

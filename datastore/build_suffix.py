@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from specds.datastore.corpus import token_dtype, token_stream
+from specds.datastore.corpus import check_claims, token_dtype, token_stream
 from specds.datastore.manifest import Segment, Shard
 from specds.datastore.mapped import write_array
-from specds.datastore.segments import portions, to_join, usable_memory
+from specds.datastore.segments import portions, require_memory, to_join, usable_memory
 from specds.datastore.store import Store, Writer, provenance, require_tokens, writing
 from specds.datastore.suffix_array import build_suffix_array
 
@@ -31,7 +31,8 @@ def build_suffix(
         progress: called with (tokens indexed, tokens in all).
 
     Raises:
-        UsageError: the corpus is empty. StoreLocked: another process is writing. OutputError: it cannot be written.
+        UsageError: the corpus is empty, or one of its files takes more than `memory`.
+        StoreLocked: another process is writing. OutputError: it cannot be written.
         CorruptStore: the corpus cannot be read.
     """
     with store.writer() as writer:
@@ -44,7 +45,7 @@ def build_suffix(
         joined = to_join(manifest.suffix, sum(shard.tokens for shard in new), most)
         covered = {name for segment in joined for name in segment.shards} | {shard.file for shard in new}
         shards = [shard for shard in manifest.corpus if shard.file in covered]
-        built = write_segments(writer, writer.store, portions(shards, most), progress)
+        built = write_segments(writer, writer.store, portions(shards, most), progress, memory)
         writer.change(suffix=[*(one for one in manifest.suffix if one not in joined), *built])
     return built
 
@@ -62,12 +63,23 @@ def write_segments(
     store: Store,
     groups: Sequence[Sequence[Shard]],
     progress: Callable[[int, int], None] = lambda done, total: None,
+    memory: int | None = None,
 ) -> list[Segment]:
     """Write a segment over each group of corpus files, which `Writer.change` then makes part of the store.
 
     Args:
         store: whose manifest names the files; it may be one that is not written yet.
+        memory: bytes that the process may take, about; None: as many as the machine has.
+
+    Raises:
+        UsageError: a group takes more. CorruptStore: as `token_stream`.
     """
+    for group in groups:
+        for shard in group:
+            check_claims(store, shard)
+        entries = sum(shard.tokens + shard.documents for shard in group)
+        each = _BYTES[token_dtype(store.manifest.vocab_size).__name__] + (8 if entries >= 1 << 31 else 0)
+        require_memory(f"indexing {group[0].file}", entries * each, memory)
     total = sum(shard.tokens for group in groups for shard in group)
     built: list[Segment] = []
     for group in groups:

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.datastore.manifest import Identity, Provenance, Shard, SourceCount
+from specds.datastore.parquet_bounds import TooLarge, bounded_batches, column_chunks, open_parquet
 from specds.datastore.store import Store, Writer, provenance, writing
 from specds.errors import CorruptStore
 from specds.files import create
+from specds.limits import MAX_ROW
 
 _BATCH = 1024
 _FORGED = "restore the store from a copy, or build it again"
@@ -94,8 +96,23 @@ def write_shard(
         _schema(),
     ).replace_schema_metadata({"specds": json.dumps(about)})
     with writing(writer.path), create(path, writer.path) as file:
-        pq.write_table(table, file, compression="zstd", row_group_size=_BATCH, write_page_checksum=True)
+        pq_writer = pq.ParquetWriter(file, table.schema, compression="zstd", write_page_checksum=True)
+        with pq_writer:
+            for first, last in _row_groups(documents):
+                pq_writer.write_table(table.slice(first, last - first), row_group_size=last - first)
     return shard
+
+
+def _row_groups(documents: Sequence[Document]) -> Iterator[tuple[int, int]]:
+    """Where row groups start and end, none larger than what is read at once."""
+    first = tokens = 0
+    for number, document in enumerate(documents):
+        size = len(document.prompt) + len(document.response)
+        if number - first == _BATCH or (tokens + size > MAX_ROW.default and number > first):
+            yield first, number
+            first, tokens = number, 0
+        tokens += size
+    yield first, len(documents)
 
 
 def write_like(writer: Writer, documents: Sequence[Document], shard: Shard) -> Shard:
@@ -128,14 +145,41 @@ def read_documents(store: Store, shards: Sequence[str] | None = None) -> Iterato
 
 
 def document_ids(store: Store) -> set[str]:
-    """The ids of all documents; token columns are not read."""
-    import pyarrow.parquet as pq
+    """The ids of all documents; token columns are not read.
 
+    Raises:
+        CorruptStore: as `read_documents`.
+    """
     found: set[str] = set()
     for shard in store.manifest.corpus:
-        with _reading(store.path / shard.file):
-            found.update(pq.read_table(store.path / shard.file, columns=["doc_id"]).column("doc_id").to_pylist())
+        path = store.path / shard.file
+        with _reading(path), path.open("rb") as stream, open_parquet(stream) as file:
+            for batch in bounded_batches(stream, file, ["doc_id"], _BATCH):
+                found.update(batch.column(0).to_pylist())
     return found
+
+
+def check_claims(store: Store, shard: Shard) -> None:
+    """Compare what the manifest says of a corpus file with the file's own headers; no document is read.
+
+    Raises:
+        CorruptStore: it says more documents or tokens, or fewer, than the file's pages do.
+    """
+    path = store.path / shard.file
+    with _reading(path), path.open("rb") as stream, open_parquet(stream) as file:
+        values = dict.fromkeys(("prompt_tokens", "response_tokens"), 0)
+        for group in range(file.metadata.num_row_groups):
+            for chunk in column_chunks(stream, file.metadata, group, list(values)):
+                values[chunk.path.partition(".")[0]] += chunk.values
+        documents = file.metadata.num_rows
+    # An empty list counts as one value.
+    for name, said in (("prompt_tokens", shard.prompt_tokens), ("response_tokens", shard.response_tokens)):
+        if documents != shard.documents or not values[name] - documents <= said <= values[name]:
+            raise CorruptStore(
+                f"{path}: the manifest says {shard.documents:,} documents with {said:,} {name}, and the file "
+                f"{documents:,} with at most {values[name]:,}",
+                _FORGED,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +211,8 @@ def token_stream(store: Store, shards: Sequence[Shard] | None = None) -> TokenSt
     shards = store.manifest.corpus if shards is None else shards
     dtype = token_dtype(store.manifest.vocab_size)
     separator = int(np.iinfo(dtype).max)
+    for shard in shards:
+        check_claims(store, shard)
     documents = sum(shard.documents for shard in shards)
     room = sum(shard.tokens for shard in shards) + documents
     try:
@@ -226,13 +272,15 @@ def _read_shard(path: Path, vocab_size: int) -> Iterator[Document]:
 
 
 def _batches(path: Path, vocab_size: int) -> Iterator[_Batch]:
-    import pyarrow.parquet as pq
-
-    with _reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with (
+        _reading(path),
+        path.open("rb") as stream,
+        open_parquet(stream, page_checksum_verification=True) as file,
+    ):
         columns = _schema()
         if any(file.schema_arrow.field(one.name).type != one.type for one in columns):
             raise ValueError("a column is of another type")
-        for batch in file.iter_batches(_BATCH, columns=columns.names):
+        for batch in bounded_batches(stream, file, columns.names, _BATCH):
             if any(column.null_count for column in batch.columns):
                 raise ValueError("a field is null")
             ids, sources = batch.column(0).to_pylist(), batch.column(1).to_pylist()
@@ -250,10 +298,13 @@ def _schema() -> Any:
 
 def _lists(column: Any, vocab_size: int) -> _Lists:
     """Rows of a list<int32> column: views of one buffer, not Python integers."""
+    lengths = _integers(column.value_lengths()).astype(np.int64)
+    if len(lengths) and lengths.max() > MAX_ROW.bytes:
+        raise TooLarge(f"a document has {lengths.max():,} tokens")
     flat = _integers(column.flatten())
     if len(flat) and (flat.min() < 0 or flat.max() >= vocab_size):
         raise ValueError("token ids outside the vocabulary")
-    return _Lists(flat, _integers(column.value_lengths()).astype(np.int64))
+    return _Lists(flat, lengths)
 
 
 def _integers(array: Any) -> NDArray[np.int32]:
@@ -270,6 +321,8 @@ def _reading(path: Path) -> Iterator[None]:
 
     try:
         yield
+    except TooLarge as error:
+        raise CorruptStore(f"{path} takes too much memory to read: {error}", MAX_ROW.hint) from error
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise CorruptStore(f"{path} cannot be read: {reason}", "restore the store from a copy") from error

@@ -11,12 +11,14 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from specds.errors import CorruptStore, StoreVersionError
+from specds.errors import CorruptStore, StoreError, StoreVersionError
+from specds.limits import MAX_MANIFEST
 
 FORMAT = "specds datastore"
 VERSION = 2
 NAME = "manifest.json"
-MAX_BYTES = 64 << 20
+# Written with a name and a line for each, JSON values take more bytes than this.
+_BYTES_OF_VALUE = 16
 _SAFE_PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
 
@@ -155,11 +157,20 @@ class Manifest:
 
 
 def dump(manifest: Manifest) -> bytes:
-    """The manifest as it stands on disk: JSON, sorted, with a format name, a version and its own checksum."""
+    """The manifest as it stands on disk: JSON, sorted, with a format name, a version and its own checksum.
+
+    Raises:
+        StoreError: nobody would read so large a one.
+    """
     body = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
     body["digest"] = digest(body)
     # ASCII escapes keep a name that is not UTF-8 (half a surrogate pair in Python) what it was, in a file that is.
-    return (json.dumps(body, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode("ascii")
+    data = (json.dumps(body, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode("ascii")
+    if said := _too_large(data):
+        raise StoreError(
+            f"the store's new manifest {said}", f"`specds compact` makes it smaller, or {MAX_MANIFEST.hint}"
+        )
+    return data
 
 
 def digest(body: dict[str, Any]) -> str:
@@ -177,6 +188,8 @@ def parse(data: bytes, where: str) -> Manifest:
         StoreVersionError: a manifest of another format version.
     """
     hint = "restore the store from a copy, or build it again"
+    if said := _too_large(data):
+        raise CorruptStore(f"{where} {said}", f"{hint}; if it is yours, {MAX_MANIFEST.hint}")
     try:
         body = json.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
@@ -197,6 +210,15 @@ def parse(data: bytes, where: str) -> Manifest:
     except _FieldError as error:
         raise CorruptStore(f"{where}: {error}", hint) from error
     return manifest
+
+
+def _too_large(data: bytes) -> str:
+    """What is too much about a manifest; a value of a few bytes takes a hundred once it is parsed."""
+    most = MAX_MANIFEST.bytes
+    if len(data) > most:
+        return f"has more than {most:,} bytes"
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    return f"has more than {most // _BYTES_OF_VALUE:,} values" if values > most // _BYTES_OF_VALUE else ""
 
 
 class _FieldError(Exception):

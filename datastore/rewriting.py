@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from specds.datastore.build_dense import DenseOptions, most_keys
 from specds.datastore.build_suffix import most_tokens, write_segments
-from specds.datastore.corpus import Document, read_documents, write_like
+from specds.datastore.corpus import Document, check_claims, read_documents, write_like
 from specds.datastore.dense_segment import load_normalizer, read_keys, without_documents, write_segment
 from specds.datastore.manifest import Manifest, Segment, Shard
 from specds.datastore.segments import consolidate, portions, renamed
 from specds.datastore.store import Store, Writer, made, make_store, require_tokenizer, writing
+from specds.datastore.trial import remember, require_sound
 from specds.errors import CorruptStore, UsageError
 from specds.files import copy, make_directory, sha256
 
@@ -176,6 +177,9 @@ class _Plan:
 
     def _kept(self, segment: Segment) -> NDArray[np.bool_]:
         documents = {shard.file: shard.documents for shard in self.manifest.corpus}
+        for shard in self.manifest.corpus:
+            if shard.file in segment.shards and shard.file not in self.kept:
+                check_claims(Store(self.writer.path, self.manifest), shard)
         return np.concatenate([self.kept.get(name, np.ones(documents[name], np.bool_)) for name in segment.shards])
 
 
@@ -203,7 +207,10 @@ def compact(store: Store, *, memory: int | None = None, progress: Progress = lam
         progress("dense")
         dense = _compacted_dense(writer, memory)
         if (suffix, dense) != (writer.manifest.suffix, writer.manifest.dense):
+            new = [segment for segment in dense if segment not in writer.manifest.dense]
             writer.change(suffix=suffix, dense=dense, history=[*writer.manifest.history, made("compacted")])
+            for segment in new:
+                remember(writer.store, segment)
         progress("corpus")
         consolidate(writer, _SHARD_DOCUMENTS)
         return Compaction(before, _sizes(writer.manifest))
@@ -222,7 +229,7 @@ def _compacted_suffix(writer: Writer, memory: int | None) -> list[Segment]:
     segments: list[Segment] = []
     for group in groups:
         same = there.get(tuple(shard.file for shard in group))
-        segments += [same] if same else write_segments(writer, writer.store, [group])
+        segments += [same] if same else write_segments(writer, writer.store, [group], memory=memory)
     return segments
 
 
@@ -257,6 +264,7 @@ def _one_dense(writer: Writer, group: Sequence[Segment]) -> list[Segment]:
         return list(group)
     for segment in group:
         writer.store.check_whole(segment)
+        require_sound(writer.store, segment)
     parts = [keys for segment in group if (keys := read_keys(writer.path, segment)) is not None]
     first = group[0]
     if len(parts) < len(group) or first.model is None or not any(len(part.keys) for part in parts):
@@ -336,16 +344,20 @@ def _copy(store: Store, name: str, new: Path, below: Path) -> None:
         raise CorruptStore(f"{store.path}: {name} changed since it was written", "see `specds verify`")
 
 
-def rebuild_suffix(store: Store) -> list[Segment]:
+def rebuild_suffix(store: Store, memory: int | None = None) -> list[Segment]:
     """Sort every suffix segment again from the corpus, whatever state its files are in; equal bytes come of it.
 
+    Args:
+        memory: bytes that the process may take, about; None: as many as the machine has.
+
     Raises:
+        UsageError: a segment takes more.
         CorruptStore: the corpus itself is damaged. StoreLocked, OutputError: see their docstrings.
     """
     with store.writer() as writer:
         by_name = {shard.file: shard for shard in writer.manifest.corpus}
         groups = [[by_name[name] for name in segment.shards] for segment in writer.manifest.suffix]
-        segments = write_segments(writer, writer.store, groups)
+        segments = write_segments(writer, writer.store, groups, memory=memory)
         if segments:
             history = [*writer.manifest.history, made("rebuilt the suffix index")]
             writer.change(suffix=segments, history=history)

@@ -7,6 +7,7 @@ count lines.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
@@ -24,9 +25,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from specds.errors import InputError, PromptError, UsageError
+from specds.limits import MAX_ROW
 
 FORMATS = ("jsonl", "parquet", "csv", "tsv", "text")
-MAX_LINE = 64 * 1024 * 1024  # bytes; a longer line is refused before it fills the memory
 STDIN = "-"
 
 Layout = tuple[str, ...]
@@ -137,7 +138,7 @@ def check_file(path: str, *, missing: str = "check the path") -> None:
 
 
 def rows(
-    path: str, wanted: Wanted, *, format: str | None = None, max_line: int = MAX_LINE
+    path: str, wanted: Wanted, *, format: str | None = None, max_line: int | None = None
 ) -> Iterator[tuple[str, Row | PromptError]]:
     """Each row of a file with its place, as soon as it is there; a row that cannot be read is a PromptError.
 
@@ -145,7 +146,7 @@ def rows(
         path: a file, or "-" for standard input (JSON lines if its first line starts with "{", else plain text).
         wanted: the fields looked for; of a Parquet or CSV file only these are read.
         format: one of FORMATS; by the file's name if None.
-        max_line: bytes; the longest line that is read.
+        max_line: bytes; the longest row that is read; None: what `MAX_ROW` says.
 
     Raises:
         InputError: the file cannot be read, or is a Parquet or CSV file without the columns of any layout.
@@ -153,10 +154,10 @@ def rows(
     """
     kind = format_of(path, format)
     if kind == "parquet":
-        yield from _parquet_rows(path, wanted)
+        yield from _parquet_rows(path, wanted, max_line or MAX_ROW.bytes)
         return
     if kind in _DELIMITERS:
-        yield from _csv_rows(path, wanted, _DELIMITERS[kind], max_line)
+        yield from _csv_rows(path, wanted, _DELIMITERS[kind], max_line or MAX_ROW.bytes)
         return
     for where, line in lines(path, max_line=max_line):
         if isinstance(line, PromptError):
@@ -192,6 +193,7 @@ def dataset_rows(name: str, wanted: Wanted, *, split: str = "train") -> Iterator
     if columns is not None:
         stream = stream.select_columns(_columns(f"data set {name}", columns, wanted))
     iterator = iter(stream)
+    max_row = MAX_ROW.bytes
     while True:
         try:
             row = next(iterator)
@@ -200,10 +202,11 @@ def dataset_rows(name: str, wanted: Wanted, *, split: str = "train") -> Iterator
         except Exception as error:
             raise InputError(f"data set {name}, after row {number}: {_reason(error)}", "check the network") from error
         number += 1
-        yield f"{name}:row {number}", row
+        where = f"{name}:row {number}"
+        yield where, row if _size(row) <= max_row else _too_long(where, max_row)
 
 
-def lines(path: str, *, max_line: int = MAX_LINE) -> Iterator[tuple[str, str | PromptError]]:
+def lines(path: str, *, max_line: int | None = None) -> Iterator[tuple[str, str | PromptError]]:
     """Each line of a text file that is not blank, with its place and without its end; packed files are unpacked.
 
     A line that is longer than max_line bytes, is not UTF-8 or holds a NUL is a PromptError.
@@ -211,9 +214,10 @@ def lines(path: str, *, max_line: int = MAX_LINE) -> Iterator[tuple[str, str | P
     Raises:
         InputError: the file cannot be read, is packed and damaged, or is UTF-16.
     """
+    max_line = max_line or MAX_ROW.bytes
     for where, raw, whole in _raw_lines(path, max_line):
         if not whole:
-            yield where, PromptError(f"{where} is longer than {max_line:,} bytes", "split it into shorter rows")
+            yield where, _too_long(where, max_line)
             continue
         line = decoded(where, raw.rstrip(b"\r\n"))
         if isinstance(line, PromptError) or line.strip():
@@ -241,19 +245,20 @@ def _raw_lines(path: str, max_line: int) -> Iterator[tuple[str, bytes, bool]]:
             yield where, raw, whole
 
 
-def document(path: str, *, max_bytes: int = MAX_LINE) -> str | PromptError:
+def document(path: str, *, max_bytes: int | None = None) -> str | PromptError:
     """The whole of a text file; a PromptError where `lines` would give one.
 
     Raises:
         InputError: the file cannot be read, or is UTF-16.
     """
+    max_bytes = max_bytes or MAX_ROW.bytes
     with _opened(path) as stream:
         try:
             raw = stream.read(max_bytes + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise _unreadable(path, error) from error
     if len(raw) > max_bytes:
-        return PromptError(f"{shown(path)} is longer than {max_bytes:,} bytes", "split it into shorter files")
+        return _too_long(shown(path), max_bytes)
     if raw.startswith(_UTF16_BOMS):
         raise InputError(f"{shown(path)} is UTF-16 text", _RESAVE)
     return decoded(shown(path), raw.removeprefix(_UTF8_BOM))
@@ -487,7 +492,7 @@ class _CsvLines:
         if not whole or self._size > self._most:
             raise PromptError(
                 f"{self.where} is longer than {self._most:,} bytes",
-                "split it into shorter rows, or close a quote that was left open",
+                f"split it into shorter rows, or close a quote that was left open; {MAX_ROW.hint}",
             )
         text = decoded(where, raw)
         if isinstance(text, PromptError):
@@ -496,50 +501,73 @@ class _CsvLines:
         return text
 
 
-def _parquet_rows(path: str, wanted: Wanted) -> Iterator[tuple[str, Row | PromptError]]:
+def _too_long(where: str, most: int) -> PromptError:
+    return PromptError(f"{where} is longer than {most:,} bytes", f"split it into shorter ones, or {MAX_ROW.hint}")
+
+
+def _parquet_rows(path: str, wanted: Wanted, max_row: int) -> Iterator[tuple[str, Row | PromptError]]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
+
+    from specds.datastore.parquet_bounds import TooLarge, bounded_batches, open_parquet
 
     if path == STDIN or unpacked(path) != path:
         raise InputError(
             f"{shown(path)}: Parquet is read from an unpacked file only", "write it to a file and pass that"
         )
-    broken = (OSError, pa.ArrowException)
+    broken = (OSError, ValueError, pa.ArrowException)
     with _opened(path) as stream:
         try:
-            file = pq.ParquetFile(stream)
+            file = open_parquet(stream)
         except broken as error:
             raise InputError(
                 f"{shown(path)} is not a Parquet file: {_reason(error)}", "write or copy it again"
             ) from error
         columns = _columns(shown(path), file.schema_arrow.names, wanted)
         number = 0
-        batches = file.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
+        batches = bounded_batches(stream, file, columns, _BATCH_ROWS)
         while True:
             try:
                 batch = next(batches, None)
+            except TooLarge as error:
+                raise InputError(f"{shown(path)} takes too much memory to read: {error}", MAX_ROW.hint) from error
             except broken as error:
                 raise InputError(
                     f"{shown(path)} is damaged after row {number}: {_reason(error)}", "write or copy it again"
                 ) from error
             if batch is None:
                 return
-            for row in _batch_rows(batch):
-                number += 1
-                where = f"{shown(path)}:row {number}"
-                yield where, PromptError(f"{where} is not UTF-8", _RESAVE) if row is None else row
+            yield from _batch_rows(path, number, batch, max_row)
+            number += batch.num_rows
 
 
-def _batch_rows(batch: Any) -> Iterator[Row | None]:
-    """The rows of an Arrow batch; None for one whose text is not UTF-8, which Arrow does not check as it reads."""
-    try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:
-        for index in range(batch.num_rows):
+def _batch_rows(path: str, before: int, batch: Any, max_row: int) -> Iterator[tuple[str, Row | PromptError]]:
+    """The rows of an Arrow batch. Arrow does not check as it reads that text is UTF-8."""
+    from specds.datastore.parquet_bounds import unfolded_bytes
+
+    every = batch.to_struct_array()
+    together: list[Row] | None = None
+    with contextlib.suppress(UnicodeDecodeError):
+        together = batch.to_pylist() if unfolded_bytes(every) <= max_row else None
+    for index in range(batch.num_rows):
+        where = f"{shown(path)}:row {before + index + 1}"
+        if together is not None:
+            yield where, together[index]
+        elif unfolded_bytes(every.slice(index, 1)) > max_row:
+            yield where, _too_long(where, max_row)
+        else:
             try:
-                yield from batch.slice(index, 1).to_pylist()
+                yield where, every[index].as_py()
             except UnicodeDecodeError:
-                yield None
+                yield where, PromptError(f"{where} is not UTF-8", _RESAVE)
+
+
+def _size(value: object) -> int:
+    """Bytes of a value's texts, about."""
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list):
+        return sum(map(_size, value)) + 8 * len(value)
+    return len(value) if isinstance(value, str | bytes) else 8
 
 
 def _columns(name: str, found: list[str], wanted: Wanted, hint: str = "") -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from specds.datastore.corpus import read_documents, write_like
 from specds.datastore.manifest import Manifest, Segment, Shard
 from specds.datastore.store import Writer
+from specds.errors import UsageError
 
 _RESERVE = 256 << 20
 
@@ -18,8 +19,26 @@ _RESERVE = 256 << 20
 def usable_memory(memory: int | None) -> int:
     """Bytes that data may take: `memory` (None: half of the machine's) without what Python and its libraries take."""
     if memory is None:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        memory = _machine_memory() // 2
     return max(memory - _RESERVE, memory // 4)
+
+
+def require_memory(what: str, needed: int, memory: int | None) -> None:
+    """Refuse what would take more than `memory` (None: the machine's).
+
+    Raises:
+        UsageError: it does, and is more than what Python and its libraries take anyway.
+    """
+    allowed = max(usable_memory(_machine_memory() if memory is None else memory), _RESERVE)
+    if needed > allowed:
+        raise UsageError(
+            f"{what} takes about {needed:,} bytes of memory, and {allowed:,} may be taken",
+            "give more with --memory; a corpus file is indexed as a whole",
+        )
+
+
+def _machine_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def to_join(segments: Sequence[Segment], tokens: int, most: int) -> list[Segment]:

@@ -44,6 +44,7 @@ from specds.files import (
     sync_file,
     write_atomically,
 )
+from specds.limits import MAX_MANIFEST
 from specds.tokenizer import Tokenizer
 from specds.version import __version__
 
@@ -90,6 +91,7 @@ class Store:
             CorruptStore: its files are not what the manifest says.
         """
         from specds.datastore.dense import DenseIndex
+        from specds.datastore.trial import require_sound
 
         segments = self._segments("dense")
         for segment in segments:
@@ -104,6 +106,7 @@ class Store:
         # The ANN libraries read these files whole and trust them, so they are read and checked whole first.
         for segment in segments:
             self.check_whole(segment)
+            require_sound(self, segment)
         return DenseIndex.open(self.path, segments)
 
     def size(self) -> int:
@@ -490,11 +493,7 @@ def _read_manifest(path: Path) -> Manifest:
     file = path / manifests.NAME
     try:
         with open_regular(file, path) as stream:
-            data = stream.read(manifests.MAX_BYTES + 1)
-        if len(data) > manifests.MAX_BYTES:
-            raise CorruptStore(
-                f"{file} has more than {manifests.MAX_BYTES:,} bytes, which no manifest has", _rebuild_hint(path)
-            )
+            data = stream.read(MAX_MANIFEST.bytes + 1)
     except UnsafeFile:
         raise NotAStore(f"{path} is not a datastore: its {manifests.NAME} is not a file", "check the path") from None
     except FileNotFoundError:

@@ -141,7 +141,7 @@ def test_document_over_the_cap_is_a_bad_row(write):
     with Path(write("big.txt", b"")).open("r+b") as file:
         file.truncate(65 * 1024 * 1024)
     (bad,) = read_examples(["big.txt"])
-    assert "big.txt is longer than 67,108,864 bytes" in bad.error.message
+    assert "big.txt is longer than 4,194,304 bytes" in bad.error.message
 
 
 def test_parquet_and_json_lines_give_the_same(write):

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specds.datastore.prompts import BadRow, Prompt, read_prompts
-from specds.datastore.rows import MAX_LINE, Wanted, rows
+from specds.datastore.rows import Wanted, rows
 from specds.errors import InputError, PromptError, UsageError
+from specds.limits import MAX_ROW
 
 
 def user(text):
@@ -296,7 +297,7 @@ def test_message_stays_on_one_printable_line(only):
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.jsonl.gz"])
 def test_line_over_the_cap_is_skipped_without_being_held(write, name):
-    size = 4 * MAX_LINE
+    size = 4 * MAX_ROW.default
     content = b'{"prompt": "a"}\n{"prompt": "' + b"x" * size + b'"}\n{"prompt": "b"}'
     path = write(name, gzip.compress(content, 1) if name.endswith("gz") else content)
     del content
@@ -305,8 +306,8 @@ def test_line_over_the_cap_is_skipped_without_being_held(write, name):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (before.turns, after.turns) == (((user("a"),),), ((user("b"),),))
-    assert bad.error.message == "p.jsonl:row 2 is longer than 67,108,864 bytes".replace("p.jsonl", name)
-    assert peak < 2.5 * MAX_LINE
+    assert bad.error.message == "p.jsonl:row 2 is longer than 4,194,304 bytes".replace("p.jsonl", name)
+    assert peak < 2.5 * MAX_ROW.default
 
 
 def test_text_line_that_is_binary_is_a_bad_row(write):
@@ -538,7 +539,7 @@ def test_csv_rows_are_read_by_column_name(write, name, separator, pack):
         (b'1,"a"b', 3, "is not valid CSV"),
         (b"1,a\rb", 3, "is not valid CSV: new-line character seen in unquoted field"),
         (b"1,", 3, "must have"),
-        (b"1," + b"x" * MAX_LINE, 3, "is longer than 67,108,864 bytes"),
+        (b"1," + b"x" * MAX_ROW.default, 3, "is longer than 4,194,304 bytes"),
     ],
 )
 def test_csv_row_that_cannot_be_used_leaves_the_others(write, lines, place, says):
