@@ -11,6 +11,7 @@ from typing import Any
 from specds.calibration.bench.figures import ALL, GENERATE, LEAST_TRIED, LENGTHS
 from specds.calibration.bench.judge import PLAIN
 from specds.calibration.bench.plots import Interval, Line, intervals, legend, lines, shares
+from specds.printing import printable
 
 _MOST_PROBLEMS = 20
 _STYLE = Path(__file__).with_name("report.css")
@@ -36,7 +37,7 @@ def report(summary: dict[str, Any]) -> str:
             _drafts(summary, groups[-1], hue),
         ]
     parts += [_differences(summary), _run(summary), _words()]
-    return (
+    page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         # Nothing may be asked for, whatever a prompt's or a method's name holds.
@@ -46,6 +47,8 @@ def report(summary: dict[str, Any]) -> str:
         f"<title>specds bench: {escape(model['name'])}</title><style>{_STYLE.read_text()}</style></head>\n"
         f"<body><main>{''.join(filter(None, parts))}</main></body></html>\n"
     )
+    # What an id or a name holds that is no character to be seen (an escape sequence, a lone surrogate) is spelled out.
+    return printable(page, lines=True)
 
 
 def _head(summary: dict[str, Any]) -> str:
