@@ -39,8 +39,8 @@ from specds.cli import (
     tune,
     verify,
 )
-from specds.cli.render import printable
-from specds.errors import SpecdsError
+from specds.errors import OutputError, SpecdsError, first_line, shortage
+from specds.printing import printable
 from specds.version import __version__
 
 # What the parser raises at wrong usage: click's class, or the copy of it that newer versions of typer carry.
@@ -117,9 +117,11 @@ def run() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except SpecdsError as error:
-        _complain(error.message, error.hint)
-        code = error.exit_code
+        told = shortage(error) or error
+        _complain(told.message, told.hint)
+        code = told.exit_code
     except _WrongUsage as error:
+        error.message = printable(error.message)
         error.show()
         code = error.exit_code
     except (BrokenPipeError, SystemExit):  # typer makes the second out of the first
@@ -129,12 +131,24 @@ def run() -> None:
     except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted", "the same command goes on where it stopped, if it writes a store or --output")
         code = _INTERRUPTED
-    except OSError as error:
-        _complain(f"{error.filename or 'output'}: {error.strerror or error}", "check the path and the free space")
-        _silence_stdout()
     except Exception as error:
-        _complain(f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}", "see it with --debug")
+        told = explained(error)
+        _complain(told.message, told.hint)
+        if isinstance(error, OSError):
+            _silence_stdout()
     sys.exit(code)
+
+
+def explained(error: Exception) -> SpecdsError:
+    """What the command line says of an error that nobody has given a name; "unexpected" is a bug."""
+    if (short := shortage(error)) is not None:
+        return short
+    if isinstance(error, OSError):
+        return OutputError(f"{error.filename or 'output'}: {error.strerror or error}", "check the path and free space")
+    if isinstance(error, ImportError):
+        return SpecdsError(f"a library cannot be loaded: {first_line(error)}", "install specds and what it needs again")
+    said = " ".join(str(error).split())[:300]
+    return SpecdsError(f"unexpected {type(error).__name__}: {said}", "see it with --debug")
 
 
 def _silence_stdout() -> None:
