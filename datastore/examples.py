@@ -18,13 +18,13 @@ from specds.datastore.rows import (
     document,
     format_of,
     id_of,
-    is_unicode,
     layout_of,
     rows,
     shown,
     text_of,
 )
 from specds.errors import PromptError, UsageError
+from specds.printing import is_unicode
 
 _MESSAGES: Layout = ("messages",)
 _TEXT: Layout = ("text",)

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from specds.errors import InputError, PromptError, UsageError
+from specds.parquet import damage, why
+from specds.printing import is_unicode
 
 FORMATS = ("jsonl", "parquet", "text")
 MAX_LINE = 64 * 1024 * 1024  # bytes; a longer line is refused before it fills the memory
@@ -281,15 +283,6 @@ def id_of(row: Row | PromptError, number: int) -> str:
     return str(number)
 
 
-def is_unicode(text: str) -> bool:
-    """Whether the text has a UTF-8 form: JSON escapes can spell half a surrogate pair, which has none."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def kind_of(value: object) -> str:
     """What a value is, in JSON's words."""
     match value:
@@ -339,22 +332,20 @@ def _object(pairs: list[tuple[str, object]]) -> Row:
 
 
 def _parquet_rows(path: str, wanted: Wanted) -> Iterator[tuple[str, Row | PromptError]]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if path == STDIN or path.lower().endswith(".gz"):
         raise InputError(
             f"{shown(path)}: Parquet is read from an unpacked file only", "write it to a file and pass that"
         )
-    broken = (OSError, pa.ArrowException)
+    broken = damage()
     with _opened(path) as stream:
         try:
             file = pq.ParquetFile(stream)
+            names = file.schema_arrow.names
         except broken as error:
-            raise InputError(
-                f"{shown(path)} is not a Parquet file: {_reason(error)}", "write or copy it again"
-            ) from error
-        columns = _columns(shown(path), file.schema_arrow.names, wanted)
+            raise InputError(f"{shown(path)} is not a Parquet file: {why(error)}", "write or copy it again") from error
+        columns = _columns(shown(path), names, wanted)
         number = 0
         batches = file.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
         while True:
@@ -362,26 +353,36 @@ def _parquet_rows(path: str, wanted: Wanted) -> Iterator[tuple[str, Row | Prompt
                 batch = next(batches, None)
             except broken as error:
                 raise InputError(
-                    f"{shown(path)} is damaged after row {number}: {_reason(error)}", "write or copy it again"
+                    f"{shown(path)} is damaged after row {number}: {why(error)}", "write or copy it again"
                 ) from error
             if batch is None:
                 return
             for row in _batch_rows(batch):
                 number += 1
                 where = f"{shown(path)}:row {number}"
-                yield where, PromptError(f"{where} is not UTF-8", _RESAVE) if row is None else row
+                yield where, PromptError(f"{where} {row}", _RESAVE) if isinstance(row, str) else row
 
 
-def _batch_rows(batch: Any) -> Iterator[Row | None]:
-    """The rows of an Arrow batch; None for one whose text is not UTF-8, which Arrow does not check as it reads."""
+def _batch_rows(batch: Any) -> Iterator[Row | str]:
+    """The rows of an Arrow batch; of one whose values Python does not know, what is wrong with it.
+
+    Text that is not UTF-8 is one of them, which Arrow does not check as it reads; a date beyond the year 9999 another.
+    """
     try:
-        yield from batch.to_pylist()
+        rows = batch.to_pylist()
+    except damage():
+        rows = [_one_row(batch.slice(index, 1)) for index in range(batch.num_rows)]
+    yield from rows
+
+
+def _one_row(batch: Any) -> Row | str:
+    try:
+        row: Row = batch.to_pylist()[0]
     except UnicodeDecodeError:
-        for index in range(batch.num_rows):
-            try:
-                yield from batch.slice(index, 1).to_pylist()
-            except UnicodeDecodeError:
-                yield None
+        return "is not UTF-8"
+    except damage() as error:
+        return f"cannot be read: {why(error)}"
+    return row
 
 
 def _columns(name: str, found: list[str], wanted: Wanted) -> list[str]:
