@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from contextvars import ContextVar
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -39,13 +40,14 @@ from specds.cli import (
     tune,
     verify,
 )
-from specds.errors import OutputError, SpecdsError, first_line, shortage
+from specds.errors import Notice, OutputError, SpecdsError, first_line, shortage
 from specds.printing import printable
 from specds.version import __version__
 
 # What the parser raises at wrong usage: click's class, or the copy of it that newer versions of typer carry.
 _WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 _INTERRUPTED = 130
+_usual_warning = warnings.showwarning
 _shows_tracebacks: ContextVar[bool] = ContextVar("shows_tracebacks", default=False)
 
 app = typer.Typer(
@@ -108,6 +110,7 @@ def main(
 def run() -> None:
     """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted."""
     code = 1
+    warnings.showwarning = _show_warning
     _shows_tracebacks.set(bool(os.environ.get("SPECDS_DEBUG")))
     try:
         result = app(standalone_mode=False)
@@ -151,6 +154,20 @@ def explained(error: Exception) -> SpecdsError:
     return SpecdsError(f"unexpected {type(error).__name__}: {said}", "see it with --debug")
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    if issubclass(category, Notice):
+        _say(f"note: {message}")
+    else:
+        _usual_warning(message, category, filename, lineno, file, line)
+
+
 def _silence_stdout() -> None:
     """What could not be written must not be tried again when Python exits: it would complain in its own words."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -159,7 +176,10 @@ def _silence_stdout() -> None:
 def _complain(message: str, hint: str) -> None:
     if _shows_tracebacks.get() and sys.exc_info()[0] is not None:
         traceback.print_exc()
-    line = f"error: {message}" + (f" — {hint}" if hint else "")
+    _say(f"error: {message}" + (f" — {hint}" if hint else ""))
+
+
+def _say(line: str) -> None:
     # A message may quote bytes of a broken file; it must still be printable, and one line.
     text = printable(" ".join(line.split()))
     encoding = sys.stderr.encoding or "utf-8"

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import math
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,14 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specds.datastore.ann_files import KEYS, KINDS, IndexShape, check_files
 from specds.errors import CorruptStore, UsageError, first_line
 
-KINDS = ("scann", "faiss")
-KEYS = ("float32", "half", "int8", "none")
-"""How keys are kept: as they are, in two bytes, in one, or only as the codes that a first look needs."""
 _EXACT_BELOW = 20_000
 _TRAIN = 250_000
-_ASSET_LINE = re.compile(r'assets \{|\}|\s*asset_type: [A-Z0-9_]+|\s*asset_path: "[A-Za-z0-9_-][A-Za-z0-9_.-]*"|\s*')
+_BUILD_AGAIN = "do not trust this store if it is not yours; `specds build-dense --replace` builds the index again"
 
 
 class Searcher(Protocol):
@@ -70,7 +67,8 @@ def build(
         leaves = 0
         if kept == "none":
             kept = "int8"
-    parameters = {"ann": kind, "leaves": leaves, "leaves_searched": min(search, leaves), "kept": kept}
+    parameters = {"ann": kind, "leaves": leaves, "leaves_searched": min(search, leaves), "search": search, "kept": kept}
+    parameters |= {"keys": len(keys), "dims": keys.shape[1]}
     if kind not in KINDS:
         raise UsageError(f"no index kind {kind!r}", f"--index is one of {', '.join(KINDS)}")
     if kept not in KEYS:
@@ -82,41 +80,50 @@ def build(
     return parameters
 
 
-def stored_keys(
-    directory: Path, parameters: dict[str, Any], shape: tuple[int, int] | None = None
-) -> NDArray[np.float32] | None:
+def stored_keys(directory: Path, parameters: dict[str, Any]) -> NDArray[np.float32] | None:
     """The keys of an index that was built with `float32` or `half`; None where they are not kept that well.
-
-    Args:
-        shape: what they must be, looked at before memory is taken; None: whatever they are.
 
     Raises:
         CorruptStore: the files are not what the parameters say.
     """
+    shape = checked(directory, parameters)
     try:
-        if parameters["kept"] == "float32" and parameters["ann"] == "scann":
-            return _checked(np.load(directory / "dataset.npy", mmap_mode="r", allow_pickle=False), np.float32, shape)
-        if parameters["kept"] == "half" and parameters["ann"] == "scann":
+        if shape.kept not in ("float32", "half"):
+            return None
+        kept: NDArray[np.float32]
+        if shape.kind == "scann" and shape.kept == "float32":
+            kept = np.load(directory / "dataset.npy", mmap_mode="r", allow_pickle=False)
+            return kept
+        if shape.kind == "scann":
             halves = np.load(directory / "bfloat16_dataset.npy", mmap_mode="r", allow_pickle=False)
-            return (_checked(halves, np.int16, shape).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        if parameters["kept"] in ("float32", "half"):
-            index = _faiss().read_index(str(directory / "index.faiss"), _faiss().IO_FLAG_MMAP)
-            if shape is not None and (index.ntotal, index.d) != shape:
-                raise ValueError(f"{index.ntotal} keys of {index.d} numbers, not {shape}")
-            if parameters["leaves"]:
-                index.make_direct_map()
-            return _checked(index.reconstruct_n(0, index.ntotal), np.float32, shape)
-    except (UsageError, CorruptStore):
+            kept = (halves.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            return kept
+        index = _faiss().read_index(str(directory / "index.faiss"), _faiss().IO_FLAG_MMAP)
+        if shape.leaves:
+            index.make_direct_map()
+        kept = index.reconstruct_n(0, index.ntotal)
+        return kept
+    except UsageError:
         raise
     except Exception as error:  # faiss raises plain RuntimeError on damaged files
-        raise CorruptStore(f"{directory} does not give its keys: {first_line(error)}", "build it again") from error
-    return None
+        raise CorruptStore(f"{directory} does not give its keys: {first_line(error)}", _BUILD_AGAIN) from error
 
 
-def _checked(keys: NDArray[Any], dtype: Any, shape: tuple[int, int] | None) -> NDArray[Any]:
-    if keys.ndim != 2 or keys.dtype != dtype or (shape is not None and keys.shape != shape):
-        raise ValueError(f"keys are {keys.shape} of {keys.dtype}")
-    return keys
+def checked(directory: Path, parameters: dict[str, Any]) -> IndexShape:
+    """What an index is by its parameters, if its files are of these types, rows and dimensions; no library is asked.
+
+    Raises:
+        CorruptStore: they are not, or no index has such parameters.
+    """
+    try:
+        shape = IndexShape.of(parameters)
+        check_files(directory, shape)
+    except Exception as error:  # NumPy parses a header as Python, and raises whatever comes of it
+        kind = str(parameters.get("ann"))[:20]
+        raise CorruptStore(
+            f"{directory} is not the {kind} index that the manifest describes: {first_line(error)}", _BUILD_AGAIN
+        ) from error
+    return shape
 
 
 def load(directory: Path, parameters: dict[str, Any], dims: int) -> Searcher:
@@ -127,40 +134,23 @@ def load(directory: Path, parameters: dict[str, Any], dims: int) -> Searcher:
         dims: d, the length of the keys.
 
     Raises:
-        CorruptStore: the files are not an index. UsageError: its package is not installed.
+        CorruptStore: the files are not such an index. UsageError: its package is not installed.
     """
-    kind = parameters.get("ann")
-    searcher: Searcher
+    shape = checked(directory, parameters)
+    if shape.dims != dims:
+        raise CorruptStore(f"{directory} has keys of {shape.dims} numbers, not {dims}", _BUILD_AGAIN)
     try:
-        if kind == "scann":
-            searcher = _Scann(directory)
-        elif kind == "faiss":
-            searcher = _Faiss(directory, int(parameters["leaves_searched"]))
-        else:
-            raise CorruptStore(f"{directory}: no index kind {kind!r}", "build it again")
-        # Keys of another length are noticed at the first search only, so here is one.
-        searcher.search(np.zeros(dims, np.float32), 1)
-        return searcher
-    except (UsageError, CorruptStore):
+        return _Scann(directory) if shape.kind == "scann" else _Faiss(directory, shape.searched)
+    except UsageError:
         raise
     except Exception as error:  # both libraries raise plain RuntimeError and ValueError on damaged files
         reason = first_line(error)
-        raise CorruptStore(f"{directory} does not open as a {kind} index: {reason}", "build it again") from error
+        raise CorruptStore(f"{directory} does not open as a {shape.kind} index: {reason}", _BUILD_AGAIN) from error
 
 
 class _Scann:
     def __init__(self, directory: Path) -> None:
         scann = _scann()
-        # ScaNN would unpickle this file if it were there; specds writes none.
-        if (directory / "scann_docids.pkl").exists():
-            raise CorruptStore(f"{directory} holds a pickle", "this store was not written by specds; do not trust it")
-        # Line by line as ScaNN writes it: the text format has other spellings, and a path must not hide in one.
-        for line in (directory / "scann_assets.pbtxt").read_text().splitlines():
-            if not _ASSET_LINE.fullmatch(line):
-                raise CorruptStore(
-                    f"{directory}: {line.strip()[:80]!r} in its list of assets may lead out of the index",
-                    "do not trust this store; build the index again",
-                )
         with _silent():
             self._searcher = scann.load_searcher(str(directory))
 
@@ -184,19 +174,22 @@ class _Faiss:
         return similarity[0][real], rows[0][real]
 
 
-def _build_scann(keys: NDArray[np.float32], directory: Path, leaves: int, search: int, kept: str) -> None:
+def scann_builder(keys: NDArray[np.float32], leaves: int, search: int, kept: str) -> Any:
+    """ScaNN's builder of the index that `build` makes of such keys; see there."""
     scann = _scann()
     from scann.scann_ops.py.scann_builder import ReorderType
 
     quantized = {"float32": ReorderType.FLOAT32, "half": ReorderType.BFLOAT16, "int8": ReorderType.INT8}.get(kept)
-    builder = scann.builder(np.ascontiguousarray(keys), 10, "dot_product")
-    if leaves:
-        builder = builder.tree(leaves, min(search, leaves), training_sample_size=min(len(keys), _TRAIN))
-        builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
-        if quantized is not None:
-            builder = builder.reorder(max(250, search), quantized)
-    else:
-        builder = builder.score_brute_force(quantized)
+    builder = scann.builder(keys, 10, "dot_product")
+    if not leaves:
+        return builder.score_brute_force(quantized)
+    builder = builder.tree(leaves, min(search, leaves), training_sample_size=min(len(keys), _TRAIN))
+    builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
+    return builder if quantized is None else builder.reorder(max(250, search), quantized)
+
+
+def _build_scann(keys: NDArray[np.float32], directory: Path, leaves: int, search: int, kept: str) -> None:
+    builder = scann_builder(np.ascontiguousarray(keys), leaves, search, kept)
     with _silent():
         index = builder.build()
     with _saving():
@@ -229,6 +222,11 @@ def _build_faiss(keys: NDArray[np.float32], directory: Path, leaves: int, kept: 
     # Through Python's file: faiss's own does not notice that the last bytes could not be written.
     with _saving(), (directory / "index.faiss").open("wb") as file:
         faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+
+
+def require_package(kind: str) -> None:
+    """Raises UsageError where the package of an index kind is not installed."""
+    _ = _scann() if kind == "scann" else _faiss()
 
 
 def _scann() -> Any:

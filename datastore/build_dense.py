@@ -20,6 +20,7 @@ from specds.datastore.manifest import Identity, Segment, Shard
 from specds.datastore.normalizer import Normalizer
 from specds.datastore.segments import portions, to_join, usable_memory
 from specds.datastore.store import Store, Writer, require_tokenizer, require_tokens, writing
+from specds.datastore.trial import remember, require_sound
 from specds.errors import UsageError
 from specds.model import LanguageModel
 
@@ -118,6 +119,8 @@ def build_dense(
             del corpus
             shutil.rmtree(work)
         writer.change(dense=[*(one for one in old if one not in joined), *built])
+        for segment in built:
+            remember(writer.store, segment)
     return built
 
 
@@ -143,6 +146,7 @@ def _write(
     first = order[corpus.shards[0].file]
     for segment in reversed(to_join(old, sum(shard.tokens for shard in corpus.shards), most)):
         writer.store.check_whole(segment)
+        require_sound(writer.store, segment)
         keys = read_keys(writer.path, segment)
         comparable = load_normalizer(writer.path, segment).same(corpus.normalizer)
         if keys is None or not comparable or order[segment.shards[-1]] > first:

@@ -74,7 +74,7 @@ class DensePart:
             shape = len(positions), len(normalizer.components)
             if math.prod(shape) > MOST_NUMBERS:
                 return None
-            keys = ann.stored_keys(directory / "keys", parameters, shape)
+            keys = ann.stored_keys(directory / "keys", parameters)
             return None if keys is None else ByToken(keys, positions, tokens)
 
         return cls(normalizer, searcher, positions, tokens, removed, by_token)

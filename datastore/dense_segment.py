@@ -69,8 +69,6 @@ def read_keys(root: Path, segment: Segment) -> Keys | None:
         return None
     try:
         positions, tokens = map_values(directory, segment.parameters)
-        if keys.shape != (len(positions), segment.parameters["dims"]):
-            raise ValueError(f"it has keys of shape {keys.shape}")
     except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
         raise _damaged(root, segment, error) from error
     there = positions != np.iinfo(positions.dtype).max
@@ -112,11 +110,8 @@ def write_segment(
         parameters = {
             **{name: value for name, value in about.items() if name not in ("index", *settings)},
             **built,
-            "search": about["search"],
-            "dims": keys.shape[1],
             "hidden_size": len(normalizer.mean),
             "sampled": normalizer.sampled,
-            "keys": len(keys),
             "removed": 0,
             "positions": int(starts[-1]),
             "position_dtype": str(positions.dtype),

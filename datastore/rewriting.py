@@ -22,6 +22,7 @@ from specds.datastore.dense_segment import load_normalizer, read_keys, without_d
 from specds.datastore.manifest import Manifest, Segment, Shard
 from specds.datastore.segments import consolidate, portions, renamed
 from specds.datastore.store import Store, Writer, made, make_store, require_tokenizer, writing
+from specds.datastore.trial import remember, require_sound
 from specds.errors import CorruptStore, UsageError
 from specds.files import sha256
 
@@ -204,7 +205,10 @@ def compact(store: Store, *, memory: int | None = None, progress: Progress = lam
         progress("dense")
         dense = _compacted_dense(writer, memory)
         if (suffix, dense) != (writer.manifest.suffix, writer.manifest.dense):
+            new = [segment for segment in dense if segment not in writer.manifest.dense]
             writer.change(suffix=suffix, dense=dense, history=[*writer.manifest.history, made("compacted")])
+            for segment in new:
+                remember(writer.store, segment)
         progress("corpus")
         consolidate(writer, _SHARD_DOCUMENTS)
         return Compaction(before, _sizes(writer.manifest))
@@ -258,6 +262,7 @@ def _one_dense(writer: Writer, group: Sequence[Segment]) -> list[Segment]:
         return list(group)
     for segment in group:
         writer.store.check_whole(segment)
+        require_sound(writer.store, segment)
     parts = [keys for segment in group if (keys := read_keys(writer.path, segment)) is not None]
     first = group[0]
     if len(parts) < len(group) or first.model is None or not any(len(part.keys) for part in parts):

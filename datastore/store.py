@@ -79,6 +79,7 @@ class Store:
             CorruptStore: its files are not what the manifest says.
         """
         from specds.datastore.dense import DenseIndex
+        from specds.datastore.trial import require_sound
 
         segments = self._segments("dense")
         for segment in segments:
@@ -93,6 +94,7 @@ class Store:
         # The ANN libraries read these files whole and trust them, so they are read and checked whole first.
         for segment in segments:
             self.check_whole(segment)
+            require_sound(self, segment)
         return DenseIndex.open(self.path, segments)
 
     def size(self) -> int:

@@ -105,6 +105,10 @@ class StoreLocked(StoreError):
     """Another process is writing to the store."""
 
 
+class Notice(UserWarning):
+    """Something that a user may want to change, and that stops nothing: one line, what to do at its end."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of what a library says about an error; the name of its class if it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from specds.datastore import trial
 from specds.datastore.corpus import Document, add_documents
 from specds.datastore.store import Store, create_store, open_store
 from specds.decode import cost
@@ -132,11 +133,12 @@ def fill(store: Store, documents: Sequence[tuple[Sequence[int], Sequence[int]]],
 
 @pytest.fixture(autouse=True, scope="session")
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Cost curves of tests stay out of the user's cache."""
+    """Cost curves and known indexes of tests stay out of the user's cache."""
     folder = tmp_path_factory.mktemp("profiles")
     with pytest.MonkeyPatch.context() as patch:
         original = cost.profile_path
         patch.setattr(cost, "profile_path", lambda *key: folder / original(*key).name)
+        patch.setattr(trial, "known_directory", lambda: folder / "indexes")
         yield
 
 
