@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,12 +16,14 @@ from specds.datastore.rows import check_file, shown
 from specds.decode.contracts import Step
 from specds.decode.cost import MOST_ROWS, Passes
 from specds.errors import InputError, OutputError
+from specds.files import open_journal, remove_tree, replacing, target_of
 from specds.parquet import reading, require_columns
 
 _ROWS = 8_192
 _COUNTS = ("turn", "step", "position", "drafted", "accepted", "committed")
 # Of a part of one step; a year, in which no clock errs.
 _MOST_SECONDS = 3.2e7
+_KEY = b"specds"
 _HINT = "give a file that `decode --trace` wrote"
 
 
@@ -59,95 +65,228 @@ def trace_row(prompt: str, turn: int, drafter: str, step: Step) -> dict[str, Any
 class TraceWriter:
     """Writes trace rows to a Parquet file, which appears whole when the writer closes.
 
+    Until then each turn stands in a journal beside it, on the disk before `add` returns: a run that is killed loses
+    nothing that the next one could not carry over.
+
+    Args:
+        resumable: whether a later run may go on with this one's answers, and so with its journal.
+
     Raises:
-        OutputError: the file cannot be written.
+        OutputError: the file cannot be written, or another process writes it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, resumable: bool = False) -> None:
         self._path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        self._rows: list[dict[str, Any]] = []
-        self._writer: Any = None
-        self._written = False
+        self._resumable = resumable
+        self._target = path
+        self._held: Sequence[str] = ()
+        self._lacks = 0
+        self._journal: _Journal | None = None
+        self._begun = self._written = False
 
     def __enter__(self) -> Self:
-        import pyarrow.parquet as pq
-
-        # The finished file takes the place of what is there, and that must not be a device.
-        if self._path.exists() and not self._path.is_file():
-            raise OutputError(f"cannot write the trace {self._path}: it is not a file", "choose another --trace")
         try:
-            self._writer = pq.ParquetWriter(self._temporary, trace_schema(), compression="zstd")
+            self._target = target_of(self._path)
+            self._journal = _Journal(self._target.with_name(f".{self._target.name}.journal"))
+        except OutputError as error:
+            raise OutputError(error.message, "choose another --trace") from error
         except OSError as error:
             raise self._refused(error) from error
         return self
 
-    def carry_over(self, prompts: Collection[str]) -> None:
-        """Keep the rows of some prompts that an earlier run wrote to the same path, if it wrote any.
+    def carry_over(self, held: Sequence[str]) -> list[str]:
+        """Keep the rows of answers that earlier runs wrote to the same path, or to a journal that they left.
+
+        Args:
+            held: the prompts of these answers, in order; one that stands there twice was answered twice.
+
+        Returns:
+            those of them that no rows are left of.
 
         Raises:
             OutputError: what is there is not a trace; it is left as it is.
         """
-        if not self._path.exists():
-            return
-        count = 0
-        for batch in self._rows_of(prompts):
-            try:
-                self._writer.write_batch(batch)
-            except OSError as error:
-                raise self._refused(error) from error
-            count += len(batch)
-        self._written |= count > 0  # not before all of it was read: the old file is replaced then
-
-    def _rows_of(self, prompts: Collection[str]) -> Iterator[Any]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-        import pyarrow.parquet as pq
-
-        wanted = pa.array(list(prompts), pa.string())
-
-        def refused(why: str) -> OutputError:
-            return OutputError(f"{self._path} is not a trace: {why}", "choose another --trace")
-
-        with reading(refused), pq.ParquetFile(self._path) as old:
-            if not old.schema_arrow.equals(trace_schema()):
-                raise pa.ArrowInvalid("its columns are others")
-            for batch in old.iter_batches(_ROWS):
-                yield batch.filter(pc.is_in(batch["prompt"], wanted))
+        wanted = _Wanted(held)
+        kept = sum(len(batch) for batch in self._old(wanted))
+        try:
+            kept += self._rows.keep(wanted)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise OutputError(f"{self._rows.path} is not the journal of a trace", "remove it") from error
+        self._held, self._begun, self._written = held, True, kept > 0
+        self._lacks = wanted.left.total()
+        return list(wanted.left.elements())
 
     def add(self, prompt: str, turn: int, drafter: str, steps: Sequence[Step]) -> None:
         """Append the steps of one turn."""
-        self._rows += [trace_row(prompt, turn, drafter, step) for step in steps]
-        if len(self._rows) >= _ROWS:
-            self._flush()
+        self._begin()
+        try:
+            self._rows.append([trace_row(prompt, turn, drafter, step) for step in steps])
+        except OSError as error:
+            raise self._refused(error) from error
+        self._written = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Finish the file, also after an error: what was traced is kept, if anything was."""
+        done = not self._resumable
         try:
-            self._flush()
-            self._writer.close()
+            self._begin()
             if kind is None or self._written:
-                self._temporary.replace(self._path)
+                self._finish()
+            done = True
         except OSError as failure:
             raise self._refused(failure) from failure
         finally:
-            self._temporary.unlink(missing_ok=True)
+            self._rows.close(remove=done)
 
-    def _flush(self) -> None:
+    @property
+    def _rows(self) -> _Journal:
+        assert self._journal is not None, "the writer is not entered"
+        return self._journal
+
+    def _begin(self) -> None:
+        """Without `carry_over` nothing is: what another run left is of no use."""
+        if not self._begun:
+            self._rows.keep(_Wanted(()))
+            self._begun = True
+
+    def _finish(self) -> None:
         import pyarrow as pa
+        import pyarrow.parquet as pq
 
-        if self._rows:
-            try:
-                self._writer.write_table(pa.Table.from_pylist(self._rows, trace_schema()))
-            except OSError as error:
-                raise self._refused(error) from error
-            self._written = True
-            self._rows = []
+        schema = trace_schema()
+        if self._lacks:
+            schema = schema.with_metadata({_KEY: json.dumps({"lacks": self._lacks})})
+        with replacing(self._target) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for batch in self._old(_Wanted(self._held)) if self._held else ():
+                writer.write_batch(batch)
+            waiting: list[dict[str, Any]] = []
+            for rows in self._rows:
+                waiting += rows
+                if len(waiting) >= _ROWS:
+                    writer.write_table(pa.Table.from_pylist(waiting, schema))
+                    waiting = []
+            writer.write_table(pa.Table.from_pylist(waiting, schema))
+
+    def _old(self, wanted: _Wanted) -> Iterator[Any]:
+        """The wanted rows of the finished trace that is there, if one is."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not self._target.exists():
+            return
+
+        def refused(why: str) -> OutputError:
+            return OutputError(f"{self._path} is not a trace: {why}", "choose another --trace")
+
+        with reading(refused), pq.ParquetFile(self._target) as old:
+            if not old.schema_arrow.equals(trace_schema()):
+                raise pa.ArrowInvalid("its columns are others")
+            for batch in old.iter_batches(_ROWS):
+                columns = (batch.column(name).to_pylist() for name in ("prompt", "turn", "step"))
+                mask = [wanted.takes(*row) for row in zip(*columns, strict=True)]
+                yield batch.filter(pa.array(mask, pa.bool_()))
 
     def _refused(self, error: OSError) -> OutputError:
         return OutputError(f"cannot write the trace {self._path}: {error.strerror or error}", "check --trace")
+
+
+class _Wanted:
+    """Which rows are of answers that are held; of one prompt so many answers as were written, the first ones."""
+
+    def __init__(self, held: Sequence[str]) -> None:
+        self.left = Counter(held)
+        self._taken = False
+
+    def takes(self, prompt: str, turn: int, step: int) -> bool:
+        """Asked for each row in order: an answer begins with the first step of its first turn."""
+        if turn == step == 0:
+            self._taken = self.left[prompt] > 0
+            self.left[prompt] -= self._taken
+        return self._taken
+
+
+class _Journal:
+    """The rows of a run that goes on: JSON lines, one a turn, locked by their writer."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        while True:
+            self._file = open_journal(path)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                self._file.close()
+                raise OutputError(f"{path} is being written by another process", "wait until it is done") from error
+            if os.fstat(self._file.fileno()).st_nlink:
+                break
+            self._file.close()  # its last writer removed it on finishing
+
+    def append(self, rows: list[dict[str, Any]]) -> None:
+        handle = self._file.fileno()
+        end = os.fstat(handle).st_size
+        data = memoryview((json.dumps(rows, ensure_ascii=True) + "\n").encode())
+        try:
+            while data:
+                data = data[os.write(handle, data) :]
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, end)
+            raise
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        for _, rows in self._turns():
+            yield rows
+
+    def keep(self, wanted: _Wanted) -> int:
+        """Cut off what follows the last wanted turn, and what a crash left of a turn; returns how many rows stay."""
+        import pyarrow as pa
+
+        end = count = 0
+        if wanted.left:
+            for after, rows in self._turns():
+                if not all(wanted.takes(row["prompt"], row["turn"], row["step"]) for row in rows):
+                    break
+                pa.Table.from_pylist(rows, trace_schema())  # it may be somebody else's
+                end, count = after, count + len(rows)
+        self._file.truncate(end)
+        return count
+
+    def close(self, *, remove: bool) -> None:
+        if remove:
+            with contextlib.suppress(OSError):
+                remove_tree(self.path)
+        self._file.close()
+
+    def _turns(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """Where each whole line ends, and its rows."""
+        end = 0
+        with os.fdopen(os.dup(self._file.fileno()), "rb") as file:
+            file.seek(0)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                end += len(line)
+                yield end, json.loads(line)
+
+
+def lacking(path: str) -> int:
+    """How many answers of a run a trace has no rows of, as its writer said.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    check_file(path)
+    with reading(lambda why: InputError(f"{shown(path)} is no trace: {why}", _HINT)):
+        raw = (pq.read_schema(path).metadata or {}).get(_KEY, b"{}")
+    try:
+        lacks = json.loads(raw).get("lacks", 0)
+    except (ValueError, AttributeError, RecursionError):
+        return 0
+    return lacks if type(lacks) is int and 0 <= lacks < 1 << 62 else 0
 
 
 def read_trace(path: str, columns: Sequence[str]) -> list[dict[str, Any]]:

@@ -55,11 +55,12 @@ def calibrate_drafts(
     from specds.decode.acceptance import calibration_path
     from specds.decode.engine import Engine
     from specds.errors import UsageError
+    from specds.files import target_of
     from specds.sampling import Sampling
 
     if out is None and not store:
         raise UsageError("neither --store nor --out is given", "beside which store, or where, is it to be written?")
-    path = out if out is not None else calibration_path((store or [Path()])[0])
+    path = target_of(out) if out is not None else calibration_path((store or [Path()])[0])
     # As `--budget auto` has it, which is what the probabilities are for.
     chosen_options = {"session": "yes", **options.settings(set_option or [])}
     sampling = Sampling(temperature, top_k, top_p, seed)

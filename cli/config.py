@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specds.errors import InputError, OutputError
-from specds.files import write_atomically
+from specds.files import target_of, write_atomically
 
 _FORMAT = "specds decode options 1"
 _FIELDS = {"drafter", "store", "set", "budget"}
@@ -55,7 +55,7 @@ def write_config(path: Path, everything: DecodeOptions, groups: Mapping[str, Dec
         "about": about,
     }
     try:
-        write_atomically(path, (json.dumps(body, indent=1) + "\n").encode())
+        write_atomically(target_of(path), (json.dumps(body, indent=1) + "\n").encode())
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}", "choose another --output") from error
 

@@ -172,11 +172,16 @@ def decode(
     total, prompts, failed = Counters(), 0, 0
     learned = _Learned(table if update_table else None, engine)
     with contextlib.ExitStack() as stack:
-        tracer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
+        tracer = stack.enter_context(TraceWriter(trace, resumable=output is not None)) if trace is not None else None
         file = stack.enter_context(answer_file(output)) if output is not None else None
         write, held = (emit, []) if file is None else (file.write, file.held)
         if tracer is not None and held:
-            tracer.carry_over({one.id for one in held})
+            lacks = tracer.carry_over([one.id for one in held if not one.failed])
+            if lacks:
+                note(
+                    f"note: {trace} will lack the steps of {len(lacks):,} answers that {output} holds already, the "
+                    f"first of them {lacks[0]!r}: the run that wrote them left no trace here"
+                )
         stack.enter_context(contextlib.closing(learned))
         update = stack.enter_context(bar("decoding", limit))
         for number, row in enumerate(itertools.chain([first], rows)):

@@ -39,9 +39,12 @@ def explain(
     import json
 
     from specds.calibration.explanation import explain as explained
-    from specds.cli.render import bar, explanation_table, replay_table
+    from specds.calibration.trace import lacking
+    from specds.cli.render import bar, explanation_table, note, replay_table
 
     found = explained(str(trace))
+    if lacks := lacking(str(trace)):
+        note(f"note: {trace} lacks the steps of {lacks:,} answers of its run")
     summaries = []
     if prompt_file:
         from specds.calibration.replay import Replay, summarise

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 import traceback
 import warnings
 from contextvars import ContextVar
@@ -48,7 +50,12 @@ from specds.version import __version__
 _WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 _INTERRUPTED = 130
 _usual_warning = warnings.showwarning
+_BY_SIGNAL = 128
+# What a supervisor, a batch system or a closing terminal ends a process with.
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_GRACE = 3.0
 _shows_tracebacks: ContextVar[bool] = ContextVar("shows_tracebacks", default=False)
+_ended_by: ContextVar[int | None] = ContextVar("ended_by", default=None)
 
 app = typer.Typer(
     name="specds",
@@ -108,9 +115,10 @@ def main(
 
 
 def run() -> None:
-    """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
     code = 1
     warnings.showwarning = _show_warning
+    _heed_ending()
     _shows_tracebacks.set(bool(os.environ.get("SPECDS_DEBUG")))
     try:
         result = app(standalone_mode=False)
@@ -132,8 +140,10 @@ def run() -> None:
         _complain("stdout was closed before everything was written", "the reader of the pipe stopped early")
         _silence_stdout()
     except (KeyboardInterrupt, typer.Abort):
-        _complain("interrupted", "the same command goes on where it stopped, if it writes a store or --output")
-        code = _INTERRUPTED
+        ended_by = _ended_by.get()
+        said = "interrupted" if ended_by is None else f"ended by {signal.Signals(ended_by).name}"
+        _complain(said, "the same command goes on where it stopped, if it writes a store or --output")
+        code = _INTERRUPTED if ended_by is None else _BY_SIGNAL + ended_by
     except Exception as error:
         told = explained(error)
         _complain(told.message, told.hint)
@@ -166,6 +176,26 @@ def _show_warning(
         _say(f"note: {message}")
     else:
         _usual_warning(message, category, filename, lineno, file, line)
+
+
+def _heed_ending() -> None:
+    """End at these signals as at Ctrl-C: files are finished or removed, and processes of our own ended."""
+
+    ending_since: float | None = None
+
+    def end(number: int, frame: object) -> None:
+        nonlocal ending_since
+        now = time.monotonic()
+        # `timeout` and others signal a process and then its group, which would interrupt the cleaning up.
+        if ending_since is None or now - ending_since > _GRACE:
+            ending_since = now
+            _ended_by.set(number)
+            raise KeyboardInterrupt
+
+    for number in _ENDING:
+        # nohup has them ignored, and an embedding program may have its own way.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, end)
 
 
 def _silence_stdout() -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from specds.datastore.ann_files import KEYS, KINDS, IndexShape, check_files
 from specds.errors import CorruptStore, UsageError, first_line
+from specds.files import create
 
 _EXACT_BELOW = 20_000
 _TRAIN = 250_000
@@ -220,7 +221,7 @@ def _build_faiss(keys: NDArray[np.float32], directory: Path, leaves: int, kept: 
     for start in range(0, len(keys), _TRAIN):
         index.add(np.ascontiguousarray(keys[start : start + _TRAIN]))
     # Through Python's file: faiss's own does not notice that the last bytes could not be written.
-    with _saving(), (directory / "index.faiss").open("wb") as file:
+    with _saving(), create(directory / "index.faiss", directory) as file:
         faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 
 

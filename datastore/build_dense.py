@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,13 @@ from specds.datastore.corpus import TokenStream, token_stream
 from specds.datastore.dense_segment import Keys, Progress, load_normalizer, read_keys, write_segment
 from specds.datastore.embedding import embed
 from specds.datastore.manifest import Identity, Segment, Shard
+from specds.datastore.mapped import working_array
 from specds.datastore.normalizer import Normalizer
 from specds.datastore.segments import portions, to_join, usable_memory
 from specds.datastore.store import Store, Writer, require_tokenizer, require_tokens, writing
 from specds.datastore.trial import remember, require_sound
 from specds.errors import UsageError
+from specds.files import remove_tree
 from specds.model import LanguageModel
 
 _DIMS = 64
@@ -117,7 +118,7 @@ def build_dense(
             corpus = _Corpus.of(model, writer.store, new, options, normalizer, work, progress)
             joined, built = _write(writer, model, old, corpus, options, progress)
             del corpus
-            shutil.rmtree(work)
+            remove_tree(work, store.path)
         writer.change(dense=[*(one for one in old if one not in joined), *built])
         for segment in built:
             remember(writer.store, segment)
@@ -234,7 +235,7 @@ class _Corpus:
             "max_length": plan.max_length,
             "dtype": model.dtype,
         }
-        keys = np.memmap(work / "keys.work", np.float32, "w+", shape=(max(plan.keys, 1), dims))[: plan.keys]
+        keys = working_array(work / "keys.work", (max(plan.keys, 1), dims), work)[: plan.keys]
         normalizer = _embed(model, stream, plan, options, normalizer, work, keys, progress)
         return cls(shards, stream, plan, keys, normalizer, about)
 
@@ -288,7 +289,7 @@ def _embed(
     if normalizer is None:
         held = np.concatenate([[0], np.cumsum(plan.lengths[sample])])
         place = dict(zip(sample.tolist(), held[:-1].tolist(), strict=True))
-        states = np.memmap(work / "states.work", np.float32, "w+", shape=(int(held[-1]), model.config.hidden_size))
+        states = working_array(work / "states.work", (int(held[-1]), model.config.hidden_size), work)
         for document, hidden in batches(sample):
             states[place[document] : place[document] + len(hidden)] = hidden
         progress("fit", 0, len(states))
@@ -297,7 +298,7 @@ def _embed(
             row, length = plan.rows[document], plan.lengths[document]
             keys[row : row + length] = normalizer.keys(states[place[document] : place[document] + length])
         del states
-        (work / "states.work").unlink()
+        remove_tree(work / "states.work", work)
     for document, hidden in batches(rest):
         keys[plan.rows[document] : plan.rows[document] + len(hidden)] = normalizer.keys(hidden)
     return normalizer

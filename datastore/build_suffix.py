@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from specds.datastore.corpus import token_dtype, token_stream
 from specds.datastore.manifest import Segment, Shard
+from specds.datastore.mapped import write_array
 from specds.datastore.segments import portions, to_join, usable_memory
 from specds.datastore.store import Store, Writer, provenance, require_tokens, writing
 from specds.datastore.suffix_array import build_suffix_array
@@ -79,9 +80,9 @@ def _write_segment(writer: Writer, store: Store, shards: Sequence[Shard]) -> Seg
     stream = token_stream(store, shards)
     directory = writer.segment_path("suffix")
     with writing(directory):
-        stream.tokens.tofile(directory / "tokens.bin")
+        write_array(directory / "tokens.bin", stream.tokens, below=writer.path)
         suffixes = build_suffix_array(stream.tokens)
-        suffixes.tofile(directory / "sa.bin")
+        write_array(directory / "sa.bin", suffixes, below=writer.path)
     return Segment(
         directory=directory.relative_to(store.path).as_posix(),
         shards=[shard.file for shard in shards],

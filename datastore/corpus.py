@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from specds.datastore.manifest import Identity, Provenance, Shard, SourceCount
 from specds.datastore.store import Store, Writer, provenance, writing
 from specds.errors import CorruptStore
+from specds.files import create
 
 _BATCH = 1024
 _FORGED = "restore the store from a copy, or build it again"
@@ -92,8 +93,8 @@ def write_shard(
         },
         _schema(),
     ).replace_schema_metadata({"specds": json.dumps(about)})
-    with writing(writer.path):
-        pq.write_table(table, path, compression="zstd", row_group_size=_BATCH, write_page_checksum=True)
+    with writing(writer.path), create(path, writer.path) as file:
+        pq.write_table(table, file, compression="zstd", row_group_size=_BATCH, write_page_checksum=True)
     return shard
 
 

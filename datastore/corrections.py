@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +25,7 @@ from specds.errors import (
     StoreVersionError,
     UsageError,
 )
-from specds.files import sync_directory, sync_file
+from specds.files import locked, replacing, target_of
 from specds.parquet import reading
 
 FORMAT = "specds correction table"
@@ -226,7 +224,7 @@ def read_table(path: Path) -> Table:
     """
     import pyarrow.parquet as pq
 
-    if path.is_dir() or not path.exists():
+    if not path.is_file():  # a pipe would be waited for
         raise InputError(f"no correction table {path}", "specds calibrate-csd makes one")
     with reading(partial(_corrupt, path)), pq.ParquetFile(path) as file:
         raw = (file.schema_arrow.metadata or {}).get(_KEY, b"")
@@ -262,15 +260,9 @@ def write_table(path: Path, table: Table) -> None:
     record = json.dumps({**_described(table), "sha256": _digest(table)}).encode()
     arrays = [pa.array(one) for one in (table.drafted, table.picked, table.count)]
     schema = pa.schema([(name, kind) for name, kind in _COLUMNS], metadata={_KEY: record})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        try:
-            pq.write_table(pa.Table.from_arrays(arrays, schema=schema), temporary, compression="zstd")
-            sync_file(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_directory(path.parent)
+        with replacing(target_of(path)) as file:
+            pq.write_table(pa.Table.from_arrays(arrays, schema=schema), file, compression="zstd")
     except OSError as error:
         raise OutputError(f"cannot write the table {path}: {error.strerror or error}", "choose another path") from error
 
@@ -282,8 +274,7 @@ def updating(path: Path) -> Iterator[None]:
     Raises:
         OutputError: the lock file beside it cannot be made.
     """
-    with _lock_beside(path, "lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked_beside(path, "lock", wait=True):
         yield
 
 
@@ -295,22 +286,27 @@ def calibrating(path: Path) -> Iterator[None]:
         StoreLocked: another one does.
         OutputError: the lock file beside it cannot be made.
     """
-    with _lock_beside(path, "calibrating") as lock:
+    with _locked_beside(path, "calibrating", wait=False):
+        yield
+
+
+@contextlib.contextmanager
+def _locked_beside(path: Path, kind: str, *, wait: bool) -> Iterator[None]:
+    # Beside the table itself, so that whoever comes to it by another link waits, too.
+    path = target_of(path)
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(path.with_name(f".{path.name}.{kind}"), wait=wait))
         except BlockingIOError as error:
             raise StoreLocked(
                 f"another calibration is counting into {path}",
                 "wait for it, or count into another table and merge them",
             ) from error
+        except OSError as error:
+            raise OutputError(
+                f"cannot write beside {path}: {error.strerror or error}", "choose another path"
+            ) from error
         yield
-
-
-def _lock_beside(path: Path, kind: str) -> BinaryIO:
-    try:
-        return path.with_name(f".{path.name}.{kind}").open("wb")
-    except OSError as error:
-        raise OutputError(f"cannot write beside {path}: {error.strerror or error}", "choose another path") from error
 
 
 def add_to_table(

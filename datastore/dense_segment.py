@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,11 @@ from numpy.typing import NDArray
 from specds.datastore import ann
 from specds.datastore.dense import map_values
 from specds.datastore.manifest import Identity, Segment
+from specds.datastore.mapped import working_array, write_array
 from specds.datastore.normalizer import Normalizer
 from specds.datastore.store import Writer, provenance, writing
 from specds.errors import CorruptStore
+from specds.files import files_in, link, make_directory, remove_tree
 
 Progress = Callable[[str, int, int], None]
 
@@ -93,9 +93,9 @@ def write_segment(
     """
     directory = writer.segment_path("dense")
     with writing(directory):
-        keys = _joined(parts, directory / "keys.work")
-        normalizer.save(directory / "normalizer.safetensors")
-        (directory / "keys").mkdir()
+        keys = _joined(parts, directory / "keys.work", writer.path)
+        normalizer.save(directory / "normalizer.safetensors", writer.path)
+        make_directory(directory / "keys", writer.path, new=True)
         progress("index", 0, len(keys))
         settings = {"leaves": about["leaves"], "search": about["search"], "kept": about["kept"]}
         built = ann.build(about["index"], keys, directory / "keys", **settings)
@@ -103,10 +103,8 @@ def write_segment(
         positions = np.concatenate([part.positions + start for part, start in zip(parts, starts, strict=False)])
         # The largest value of the dtype says that a document is gone.
         positions = positions.astype(np.uint32 if starts[-1] < 1 << 32 else np.uint64)
-        positions.tofile(directory / "positions.bin")
-        with (directory / "tokens.bin").open("wb") as file:
-            for part in parts:
-                part.tokens.tofile(file)
+        write_array(directory / "positions.bin", positions, below=writer.path)
+        write_array(directory / "tokens.bin", *(part.tokens for part in parts), below=writer.path)
         parameters = {
             **{name: value for name, value in about.items() if name not in ("index", *settings)},
             **built,
@@ -121,7 +119,7 @@ def write_segment(
         quality = {"explained_variance": normalizer.explained_variance}
         quality |= _measure(ann.load(directory / "keys", parameters, keys.shape[1]), keys, progress)
         del keys
-        (directory / "keys.work").unlink(missing_ok=True)
+        remove_tree(directory / "keys.work", writer.path)
     return Segment(
         directory=directory.relative_to(writer.path).as_posix(),
         shards=[name for part in parts for name in part.shards],
@@ -161,13 +159,12 @@ def without_documents(writer: Writer, segment: Segment, kept: NDArray[np.bool_])
     moved = np.where(there, positions.astype(np.int64) - shift[owner], gone).astype(positions.dtype)
     directory = writer.segment_path("dense")
     with writing(directory):
-        moved.tofile(directory / "positions.bin")
+        write_array(directory / "positions.bin", moved, below=writer.path)
         left = tokens[np.repeat(kept, lengths)]
-        left.tofile(directory / "tokens.bin")
-        _link(old / "normalizer.safetensors", directory / "normalizer.safetensors")
-        (directory / "keys").mkdir()
-        for path in sorted((old / "keys").iterdir()):
-            _link(path, directory / "keys" / path.name)
+        write_array(directory / "tokens.bin", left, below=writer.path)
+        make_directory(directory / "keys", writer.path, new=True)
+        for name in ("normalizer.safetensors", *(f"keys/{name}" for name in files_in(old / "keys", writer.path))):
+            link(old / name, directory / name, writer.path)
     changes = {"positions": len(left), "removed": int((moved == gone).sum())}
     return dataclasses.replace(
         segment,
@@ -177,19 +174,11 @@ def without_documents(writer: Writer, segment: Segment, kept: NDArray[np.bool_])
     )
 
 
-def _link(old: Path, new: Path) -> None:
-    """Files never change, so one on disk serves two segments; where links are not possible, a copy."""
-    try:
-        os.link(old, new)
-    except OSError:
-        shutil.copyfile(old, new)
-
-
-def _joined(parts: Sequence[Keys], work: Path) -> NDArray[np.float32]:
+def _joined(parts: Sequence[Keys], work: Path, below: Path) -> NDArray[np.float32]:
     if len(parts) == 1:
         return parts[0].keys
     total = sum(len(part.keys) for part in parts)
-    keys = np.memmap(work, np.float32, "w+", shape=(total, parts[0].keys.shape[1]))
+    keys = working_array(work, (total, parts[0].keys.shape[1]), below)
     start = 0
     for part in parts:
         for row in range(0, len(part.keys), _CHUNK):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from specds.datastore.corpus import Document, read_documents
 from specds.datastore.store import Store, require_tokenizer, writing
 from specds.errors import OutputError, UsageError
-from specds.files import replacing
+from specds.files import replacing, target_of
 from specds.tokenizer import Tokenizer
 
 _ROW_GROUP = 1024
@@ -86,9 +86,9 @@ def export_jsonl(
     """
     documents = tokens = 0
     records = export_records(store, sources, tokenizer)
-    with _replacing(path, store) as temporary, temporary.open("w", encoding="ascii") as file:
+    with _replacing(path, store) as file:
         for record in records:
-            file.write(json.dumps(record, ensure_ascii=True) + "\n")
+            file.write(json.dumps(record, ensure_ascii=True).encode("ascii") + b"\n")
             documents += 1
             tokens += _length(record)
     return Exported(documents, tokens)
@@ -115,8 +115,8 @@ def export_parquet(
     about = {"tokenizer": {"name": identity.name, "fingerprint": identity.fingerprint}}
     schema = pa.schema(fields, metadata={"specds": json.dumps(about)})
     with (
-        _replacing(path, store) as temporary,
-        pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as file,
+        _replacing(path, store) as sink,
+        pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True) as file,
     ):
         for rows in _batches(records):
             for row in rows if tokenizer is not None else ():
@@ -148,12 +148,12 @@ def export_lookup_cache(path: Path, store: Store, sources: Collection[str] = ())
             "a lookup cache is written for up to 2,097,152",
         )
     documents = _selected(store, sources)
-    with _replacing(path, store) as temporary:
+    with _replacing(path, store) as file:
         count = _Count(bits)
         for document in documents:
             count.add(document)
         keys, counts = count.total()
-        contexts = _write_lookups(temporary, keys, counts, bits)
+        contexts = _write_lookups(file, keys, counts, bits)
     return Exported(count.documents, count.tokens, contexts)
 
 
@@ -203,31 +203,30 @@ class _Count:
         self._runs.append((keys[first], np.add.reduceat(counts, first) if len(first) else counts))
 
 
-def _write_lookups(path: Path, keys: NDArray[np.int64], counts: NDArray[np.int64], bits: int) -> int:
+def _write_lookups(file: IO[bytes], keys: NDArray[np.int64], counts: NDArray[np.int64], bits: int) -> int:
     """Sorted keys of three tokens as a lookup cache; returns the number of contexts."""
     mask = (1 << bits) - 1
     contexts = keys >> bits
     starts = np.flatnonzero(np.append(True, contexts[1:] != contexts[:-1])[: len(keys)])
     bounds = np.append(starts, len(keys))
     header = _STORED + 1
-    with path.open("wb") as file:
-        first = 0
-        while first < len(starts):
-            last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + _COUNTED_AT_ONCE, "right")) - 1)
-            low, high = int(bounds[first]), int(bounds[last])
-            heads = header * np.arange(last - first) + 2 * (starts[first:last] - low)
-            sizes = np.diff(bounds[first : last + 1])
-            words = np.empty(header * (last - first) + 2 * (high - low), "<i4")
-            pair = contexts[starts[first:last]]
-            words[heads], words[heads + 1] = pair >> bits, pair & mask
-            for place in range(_CONTEXT, _STORED):
-                words[heads + place] = _NO_TOKEN
-            words[heads + _STORED] = sizes
-            tokens = header * (np.repeat(np.arange(last - first), sizes) + 1) + 2 * np.arange(high - low)
-            words[tokens] = keys[low:high] & mask
-            words[tokens + 1] = np.minimum(counts[low:high], np.iinfo(np.int32).max)
-            file.write(words.tobytes())
-            first = last
+    first = 0
+    while first < len(starts):
+        last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + _COUNTED_AT_ONCE, "right")) - 1)
+        low, high = int(bounds[first]), int(bounds[last])
+        heads = header * np.arange(last - first) + 2 * (starts[first:last] - low)
+        sizes = np.diff(bounds[first : last + 1])
+        words = np.empty(header * (last - first) + 2 * (high - low), "<i4")
+        pair = contexts[starts[first:last]]
+        words[heads], words[heads + 1] = pair >> bits, pair & mask
+        for place in range(_CONTEXT, _STORED):
+            words[heads + place] = _NO_TOKEN
+        words[heads + _STORED] = sizes
+        tokens = header * (np.repeat(np.arange(last - first), sizes) + 1) + 2 * np.arange(high - low)
+        words[tokens] = keys[low:high] & mask
+        words[tokens + 1] = np.minimum(counts[low:high], np.iinfo(np.int32).max)
+        file.write(words.tobytes())
+        first = last
     return len(starts)
 
 
@@ -255,11 +254,10 @@ def _length(record: dict[str, Any]) -> int:
 
 
 @contextlib.contextmanager
-def _replacing(path: Path, store: Store) -> Iterator[Path]:
+def _replacing(path: Path, store: Store) -> Iterator[IO[bytes]]:
     """`replacing`, for a path that may be written: no device, no pipe, no file of the store."""
-    if path.resolve().is_relative_to(store.path.resolve()):
+    path = target_of(path)
+    if path.is_relative_to(store.path.resolve()):
         raise OutputError(f"{path} is inside the store", "choose a path outside of it")
-    if path.exists() and not path.is_file():
-        raise OutputError(f"{path} is not a file", "choose the path of a file; JSON lines can go to stdout")
-    with writing(path), replacing(path) as temporary:
-        yield temporary
+    with writing(path), replacing(path) as file:
+        yield file

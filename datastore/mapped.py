@@ -1,4 +1,4 @@
-"""Raw arrays on disk, mapped into memory."""
+"""Raw arrays on disk: written, and mapped into memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specds.files import create
+
+
+def write_array(path: Path, *arrays: NDArray[Any], below: Path) -> None:
+    """A new file of these arrays, one behind the other. Raises: as `files.create`, and OSError on a full disk."""
+    with create(path, below) as file:
+        for array in arrays:
+            array.tofile(file)
+
+
+def working_array(path: Path, shape: tuple[int, int], below: Path) -> NDArray[np.float32]:
+    """A new file of zeros as an array to write to. Raises: as `files.create`."""
+    with create(path, below) as file:
+        return np.memmap(file, np.float32, "w+", shape=shape)
 
 
 def map_array(path: Path, dtype: Any, count: int) -> NDArray[Any]:

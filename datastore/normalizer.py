@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.errors import CorruptStore
+from specds.files import create
 from specds.jit import compiled_loosely
 
 _EPSILON = 1e-6
@@ -92,13 +93,14 @@ class Normalizer:
             and np.array_equal(self.scale, other.scale)
         )
 
-    def save(self, path: Path) -> None:
-        """Write it as safetensors."""
+    def save(self, path: Path, below: Path | None = None) -> None:
+        """Write it as a new safetensors file. Raises: as `files.create`."""
         from safetensors.numpy import save
 
         about = {"explained_variance": str(self.explained_variance), "sampled": str(self.sampled)}
         arrays = {"mean": self.mean, "scale": self.scale, "components": self.components}
-        path.write_bytes(save(arrays, metadata=about))
+        with create(path, below) as file:
+            file.write(save(arrays, metadata=about))
 
     @classmethod
     def load(cls, path: Path) -> Normalizer:

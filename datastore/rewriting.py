@@ -7,7 +7,6 @@ suffix segment over changed files is sorted again, a dense one forgets the docum
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from specds.datastore.segments import consolidate, portions, renamed
 from specds.datastore.store import Store, Writer, made, make_store, require_tokenizer, writing
 from specds.datastore.trial import remember, require_sound
 from specds.errors import CorruptStore, UsageError
-from specds.files import sha256
+from specds.files import copy, make_directory, sha256
 
 # Documents of one corpus file after compaction.
 _SHARD_DOCUMENTS = 65_536
@@ -303,7 +302,7 @@ def merge(stores: Sequence[Store], out: Path, *, progress: Progress = lambda sta
             names: dict[str, str] = {}
             for shard in store.manifest.corpus:
                 path = writer.shard_path()
-                _copy(store, shard.file, path)
+                _copy(store, shard.file, path, out)
                 names[shard.file] = path.relative_to(out).as_posix()
                 corpus.append(dataclasses.replace(shard, file=names[shard.file]))
             for kind, segments in store.manifest.indexes.items():
@@ -312,7 +311,7 @@ def merge(stores: Sequence[Store], out: Path, *, progress: Progress = lambda sta
                         continue
                     directory = writer.segment_path(kind)
                     for name in store.manifest.files_of(segment):
-                        _copy(store, name, directory / Path(name).relative_to(segment.directory))
+                        _copy(store, name, directory / Path(name).relative_to(segment.directory), out)
                     moved = directory.relative_to(out).as_posix()
                     indexes[kind].append(dataclasses.replace(segment, directory=moved))
         history = [change for store in stores for change in store.manifest.history]
@@ -333,12 +332,12 @@ def merge(stores: Sequence[Store], out: Path, *, progress: Progress = lambda sta
     return Store(out, writer.manifest), twice.documents
 
 
-def _copy(store: Store, name: str, new: Path) -> None:
+def _copy(store: Store, name: str, new: Path, below: Path) -> None:
     """Copy a file of a store, and make sure that it is what the store's manifest says."""
     with writing(new):
-        new.parent.mkdir(exist_ok=True)
-        shutil.copyfile(store.path / name, new)
-    if sha256(new) != store.manifest.files[name].sha256:
+        make_directory(new.parent, below)
+        copy(store.path / name, new, old_below=store.path, below=below)
+    if sha256(new, below) != store.manifest.files[name].sha256:
         raise CorruptStore(f"{store.path}: {name} changed since it was written", "see `specds verify`")
 
 

@@ -10,8 +10,6 @@ import fcntl
 import os
 import re
 import shlex
-import shutil
-import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -30,9 +28,22 @@ from specds.errors import (
     OutputError,
     SpecdsError,
     StoreLocked,
+    UnsafeFile,
+    UnsafeStore,
     UsageError,
 )
-from specds.files import edge_digest, sha256, sync_directory, sync_file, write_atomically
+from specds.files import (
+    directory,
+    edge_digest,
+    files_in,
+    make_directory,
+    open_lock,
+    open_regular,
+    remove_tree,
+    sha256,
+    sync_file,
+    write_atomically,
+)
 from specds.tokenizer import Tokenizer
 from specds.version import __version__
 
@@ -124,7 +135,7 @@ class Store:
             CorruptStore: one is not what it was.
         """
         for name in self.manifest.files_of(segment):
-            if sha256(self.path / name) != self.manifest.files[name].sha256:
+            if sha256(self.path / name, self.path) != self.manifest.files[name].sha256:
                 raise CorruptStore(f"{self.path}: {name} changed since it was written", _rebuild_hint(self.path))
 
 
@@ -134,7 +145,7 @@ class Hold:
     def __init__(self, path: Path) -> None:
         self._handle: int | None = None
         try:
-            handle = os.open(path / _READERS, os.O_RDONLY | os.O_NOFOLLOW)
+            handle = open_lock(path / _READERS, path, os.O_RDONLY)
         except OSError:
             return  # a store that was copied without it: nobody can be asked to wait
         deadline = time.monotonic() + _PATIENCE
@@ -178,6 +189,7 @@ class Writer:
         return self._manifest
 
     def __enter__(self) -> Self:
+        check_entries(self.path)
         self._lock = _lock(self.path)
         try:
             self._manifest = _read_manifest(self.path)
@@ -211,15 +223,16 @@ class Writer:
         """A new, empty directory for a segment of a kind; fill it, then make it part of the store with `change`."""
         path = self._fresh(kind, "{:06d}")
         with writing(path):
-            path.mkdir()
+            make_directory(path, self.path, new=True)
         return path
 
     def work_path(self, kind: str) -> Path:
         """An empty directory for what is only needed on the way; nothing in it becomes part of the store."""
         path = self.path / kind / "work"
         with writing(path):
-            shutil.rmtree(path, ignore_errors=True)
-            path.mkdir(parents=True)
+            make_directory(path.parent, self.path)
+            remove_tree(path, self.path)
+            make_directory(path, self.path, new=True)
         return path
 
     def change(
@@ -244,7 +257,9 @@ class Writer:
         dense = now.dense if dense is None else dense
         paths = [self.path / shard.file for shard in corpus]
         for segment in (*suffix, *dense):
-            paths += sorted(path for path in (self.path / segment.directory).rglob("*") if path.is_file())
+            at = self.path / segment.directory
+            with writing(at):
+                paths += [at / name for name in files_in(at, self.path)]
         names = {path.relative_to(self.path).as_posix(): path for path in paths}
         # Files never change, so what is known of a name stays true.
         files = {name: now.files[name] for name in names if name in now.files}
@@ -266,23 +281,25 @@ class Writer:
         records = {}
         with writing(self.path):
             for path in paths:
-                sync_file(path)
+                sync_file(path, self.path)
+                with open_regular(path, self.path) as file:
+                    size = os.fstat(file.fileno()).st_size
                 name = path.relative_to(self.path).as_posix()
-                records[name] = FileRecord(path.stat().st_size, sha256(path), edge_digest(path))
-            for directory in {path.parent for path in paths}:
-                sync_directory(directory)
-                sync_directory(directory.parent)
+                records[name] = FileRecord(size, sha256(path, self.path), edge_digest(path, self.path))
+            for parent in {one for path in paths for one in (path.parent, path.parent.parent)}:
+                with directory(parent, self.path) as handle:
+                    os.fsync(handle)
         return records
 
     def _commit(self, manifest: Manifest) -> None:
         with writing(self.path):
-            write_atomically(self.path / manifests.NAME, manifests.dump(manifest))
+            write_atomically(self.path / manifests.NAME, manifests.dump(manifest), self.path)
         self._manifest = manifest
 
     def _fresh(self, folder: str, pattern: str) -> Path:
         with writing(self.path):
-            (self.path / folder).mkdir(exist_ok=True)
-            taken = {path.name for path in (self.path / folder).iterdir()}
+            make_directory(self.path / folder, self.path)
+            taken = set(self._names(folder))
         taken |= {name.split("/")[1] for name in self.manifest.files if name.startswith(folder + "/")}
         # Past the largest, not the first gap: a reader of the last manifest must not find new bytes under an old name.
         numbers = [int(digits[0]) for name in taken if (digits := re.findall(r"\d+", name))]
@@ -297,7 +314,7 @@ class Writer:
 
     def _alone(self, stack: contextlib.ExitStack) -> bool:
         try:
-            handle = os.open(self.path / _READERS, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            handle = open_lock(self.path / _READERS, self.path, os.O_RDONLY | os.O_CREAT)
         except OSError:
             return False
         stack.callback(os.close, handle)
@@ -311,19 +328,22 @@ class Writer:
     def _sweep(self) -> None:
         known = set(self.manifest.files)
         for folder in _OURS:
-            root = self.path / folder
-            if not root.is_dir() or root.is_symlink():
-                continue
-            for entry in root.iterdir():
-                name = f"{folder}/{entry.name}"
-                if name in known or any(one.startswith(name + "/") for one in known):
-                    continue
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry, ignore_errors=True)
-                else:
-                    entry.unlink(missing_ok=True)
-        for entry in self.path.glob(f".{manifests.NAME}.*.tmp"):
-            entry.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                for name in self._names(folder):
+                    if not any(one == f"{folder}/{name}" or one.startswith(f"{folder}/{name}/") for one in known):
+                        self._drop(self.path / folder / name)
+        # Whoever wrote these had the lock that is held now.
+        for name in self._names("."):
+            if _is_temporary(name):
+                self._drop(self.path / name)
+
+    def _drop(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            remove_tree(path, self.path)
+
+    def _names(self, folder: str) -> list[str]:
+        with directory(self.path / folder, self.path) as handle, os.scandir(handle) as entries:
+            return [one.name for one in entries]
 
 
 def open_store(
@@ -331,17 +351,19 @@ def open_store(
 ) -> Store:
     """Open a datastore for reading.
 
-    Checks the manifest (every field, every path), each file's presence and size, the checksum of each file's
-    first and last 64 KiB, and, when a tokenizer is given, that the store's tokens are its tokens.
+    Checks that nothing in its directory leads out of it, the manifest (every field, every path), each file's presence
+    and size, the checksum of each file's first and last 64 KiB, and, when a tokenizer is given, that the store's tokens
+    are its tokens.
 
     Args:
         thorough: read every byte and check it.
         corpus_only: indexes may be damaged, and are not looked at: they can be built again.
 
     Raises:
-        NotAStore, StoreVersionError, CorruptStore, ForeignTokenizer: see their docstrings.
+        NotAStore, StoreVersionError, UnsafeStore, CorruptStore, ForeignTokenizer: see their docstrings.
     """
     path = Path(path)
+    check_entries(path)
     hold = Hold(path)
     manifest = _read_manifest(path)
     while problem := _first_problem(path, manifest, thorough, corpus_only):
@@ -364,8 +386,10 @@ def find_problems(path: Path | str) -> tuple[list[str], int, int]:
 
     Raises:
         NotAStore, StoreVersionError, CorruptStore: there is no manifest that could be believed.
+        UnsafeStore: something in its directory leads out of it; nothing was read.
     """
     path = Path(path)
+    check_entries(path)
     hold = Hold(path)
     manifest = _read_manifest(path)
     found = [
@@ -405,8 +429,8 @@ def make_store(path: Path, empty: Manifest) -> None:
         try:
             # Another process may have made the store, and filled it, since it was looked for.
             if not (path / manifests.NAME).exists():
-                os.close(os.open(path / _READERS, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666))
-                write_atomically(path / manifests.NAME, manifests.dump(empty))
+                os.close(open_lock(path / _READERS, path))
+                write_atomically(path / manifests.NAME, manifests.dump(empty), path)
         finally:
             os.close(lock)
 
@@ -441,21 +465,42 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def check_entries(path: Path) -> None:
+    """Look at every entry of a store's directory before anything in it is opened.
+
+    Raises:
+        UnsafeStore: one is neither a regular file nor a directory, so that it may lead out of the store.
+        NotAStore: the directory cannot be read.
+    """
+    try:
+        files_in(path)
+    except UnsafeFile as error:
+        everything = f"`find {shlex.quote(str(path))} -not -type f -not -type d`"
+        raise UnsafeStore(error.message, f"do not trust this store; {everything} lists what else is such") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise _not_there(path) from None
+    except OSError as error:
+        raise NotAStore(f"{path} cannot be read: {error.strerror}", "check the path and its permissions") from error
+
+
+def _not_there(path: Path) -> NotAStore:
+    what = "is no directory" if not path.is_dir() else f"holds no {manifests.NAME}"
+    return NotAStore(f"{path} is not a datastore: it {what}", "make a store with `specds generate` or `specds ingest`")
+
+
 def _read_manifest(path: Path) -> Manifest:
     file = path / manifests.NAME
     try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            raise NotAStore(f"{path} is not a datastore: its {manifests.NAME} is not a file", "check the path")
-        with file.open("rb") as stream:
+        with open_regular(file, path) as stream:
             data = stream.read(manifests.MAX_BYTES + 1)
         if len(data) > manifests.MAX_BYTES:
             raise CorruptStore(
                 f"{file} has more than {manifests.MAX_BYTES:,} bytes, which no manifest has", _rebuild_hint(path)
             )
+    except UnsafeFile:
+        raise NotAStore(f"{path} is not a datastore: its {manifests.NAME} is not a file", "check the path") from None
     except FileNotFoundError:
-        what = "is no directory" if not path.is_dir() else f"holds no {manifests.NAME}"
-        hint = "make a store with `specds generate` or `specds ingest`"
-        raise NotAStore(f"{path} is not a datastore: it {what}", hint) from None
+        raise _not_there(path) from None
     except OSError as error:
         raise NotAStore(f"{path} cannot be read: {error.strerror}", "check the path and its permissions") from error
     return manifests.parse(data, str(file))
@@ -464,8 +509,7 @@ def _read_manifest(path: Path) -> Manifest:
 def _lock(path: Path) -> int:
     """The lock of a store's directory; closing the descriptor gives it back, and so does dying."""
     with writing(path):
-        # A lock that is a link to elsewhere would make a file there.
-        handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        handle = open_lock(path / _LOCK, path)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -476,7 +520,11 @@ def _lock(path: Path) -> int:
 
 def _is_unfinished(name: str) -> bool:
     """Whether this is all that a process leaves that is killed while it makes a store."""
-    return name in (_LOCK, _READERS) or (name.startswith(f".{manifests.NAME}.") and name.endswith(".tmp"))
+    return name in (_LOCK, _READERS) or _is_temporary(name)
+
+
+def _is_temporary(name: str) -> bool:
+    return name.startswith(f".{manifests.NAME}.") and name.endswith(".tmp")
 
 
 def _first_problem(root: Path, manifest: Manifest, thorough: bool, corpus_only: bool) -> str | None:
@@ -488,16 +536,14 @@ def _first_problem(root: Path, manifest: Manifest, thorough: bool, corpus_only: 
 def _problem(root: Path, name: str, record: FileRecord, thorough: bool) -> str | None:
     path = root / name
     try:
-        # Not even a symbolic link may lead out of the store.
-        if not path.resolve(strict=True).is_relative_to(root.resolve()):
-            return f"{name}: leads out of the store"
-        size = path.stat().st_size
+        with open_regular(path, root) as file:
+            size = os.fstat(file.fileno()).st_size
         if size != record.size:
             return f"{name}: has {size:,} bytes, should have {record.size:,}"
-        if not path.is_file():
-            return f"{name}: is not a file"
-        if edge_digest(path) != record.edges or (thorough and sha256(path) != record.sha256):
+        if edge_digest(path, root) != record.edges or (thorough and sha256(path, root) != record.sha256):
             return f"{name}: its content changed"
+    except UnsafeFile:
+        return f"{name}: is not a file of the store"
     except FileNotFoundError:
         return f"{name}: is missing"
     except (OSError, RuntimeError) as error:

@@ -45,6 +45,10 @@ class OutputError(SpecdsError):
     """Results cannot be written: a full disk, an unwritable directory, a closed pipe."""
 
 
+class UnsafeFile(OutputError):
+    """Where a file or directory of specds' own should be there is a link, a pipe or a device: it may lead elsewhere."""
+
+
 class ModelError(SpecdsError):
     """A model cannot be found, loaded or driven by the decoding loop."""
 
@@ -79,6 +83,10 @@ class StoreVersionError(StoreError):
 
 class CorruptStore(StoreError):
     """The store is damaged: a file missing, truncated or changed, or a manifest that does not parse."""
+
+
+class UnsafeStore(CorruptStore):
+    """Something in the store is a link, a pipe or a device: it may lead out of it."""
 
 
 class ForeignTokenizer(StoreError):

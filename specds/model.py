@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import io
 import json
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specds.errors import ModelError, UnknownModel, UsageError, first_line
-from specds.files import sampled_digest, sync_directory, sync_file
+from specds.files import locked, sampled_digest, sync_directory, sync_file
 from specds.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -338,8 +337,7 @@ def _convert(gguf: Path, home: Path) -> None:
 
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
-        with (home.parent / f".{home.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(home.parent / f".{home.name}.lock", wait=True):
             if _is_complete(home):
                 return
             for left in home.parent.glob(f".{home.name}.*.tmp"):  # by processes that were killed

@@ -110,14 +110,18 @@ def _die_before(wanted: int, root: str) -> None:
         if count == wanted:
             os._exit(_DIED)
 
+    def below(path: object) -> bool:
+        # A name without a directory is looked up in one that is open.
+        return isinstance(path, str | Path) and (str(path).startswith(root) or not Path(path).is_absolute())
+
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, mode, flags = arguments
             writes = isinstance(mode, str) and set(mode) & set("wax+")
             writes = writes or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            if writes and str(path).startswith(root):
+            if writes and below(path):
                 happens()
-        elif event in _EVENTS and any(str(one).startswith(root) for one in arguments[:2]):
+        elif event in _EVENTS and any(map(below, arguments[:2])):
             happens()
 
     sync = os.fsync

@@ -147,14 +147,17 @@ def die_at(wanted, root):
         count += 1
         if count == wanted:
             os._exit(9)
+    def below(path):
+        "A name without a directory is looked up in one that is open."
+        return isinstance(path, (str, os.PathLike)) and (str(path).startswith(root) or not os.path.isabs(path))
     def audit(event, arguments):
         if event == "open":
             writes = isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
             writes = writes or arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            if writes and str(arguments[0]).startswith(root):
+            if writes and below(arguments[0]):
                 happens()
         elif event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree", "os.link"):
-            if str(arguments[event == "os.link"]).startswith(root):
+            if below(arguments[event == "os.link"]):
                 happens()
     sync = os.fsync
     def fsync(handle):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -15,7 +14,7 @@ from typing import IO, Any
 
 from specds.calibration.trace import problem_of, trace_schema
 from specds.errors import InputError, OutputError
-from specds.files import write_atomically
+from specds.files import files_in, locked, open_journal, open_regular, remove_tree, replacing, write_atomically
 from specds.parquet import fits, reading, require_columns
 
 FORMAT = "specds bench 1"
@@ -141,7 +140,7 @@ class Results:
             table = [pa.Table.from_pylist(rows, results_schema())]
             _write_parquet(self.path / RESULTS, results_schema(), iter(table))
             self._journal.truncate(0)
-            (self.path / JOURNAL).unlink()
+            remove_tree(self.path / JOURNAL, self.path)
 
     def write(self, name: str, text: str) -> None:
         """Replace one of the directory's texts.
@@ -151,7 +150,7 @@ class Results:
         """
         with refused(self.path):
             # What is not UTF-8 in a path becomes an escape, which JSON reads as the same again.
-            write_atomically(self.path / name, text.encode(errors="backslashreplace"))
+            write_atomically(self.path / name, text.encode(errors="backslashreplace"), self.path)
 
     def begin(self, session: dict[str, Any]) -> None:
         """Say who measures from now on."""
@@ -204,13 +203,14 @@ def open_results(path: Path, options: dict[str, Any]) -> Iterator[Results]:
         if strange and not (path / RUN).exists():
             raise InputError(f"{path} holds something that is no result of `specds bench`", "choose another --out")
         path.mkdir(parents=True, exist_ok=True)
-        with (path / ".lock").open("ab") as lock:
+        files_in(path)  # nothing in it may lead elsewhere
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                stack.enter_context(locked(path / ".lock", path))
+            except BlockingIOError as error:
                 raise OutputError(f"{path} is being written by another process", "wait until it is done") from error
             for stray in path.glob(".*.tmp"):  # of a run that was killed
-                stray.unlink()
+                remove_tree(stray, path)
             sessions: list[dict[str, Any]] = []
             if (path / RUN).exists():
                 record = read_json(path / RUN)
@@ -220,10 +220,10 @@ def open_results(path: Path, options: dict[str, Any]) -> Iterator[Results]:
                     raise _damaged(path / RUN, str(error)) from error
                 _check_options(path, record.get("options"), options)
             rows = {key_of(row): row for row in read_rows(path)} if (path / RESULTS).exists() else {}
-            with (path / JOURNAL).open("ab+") as journal:
-                new = _read_journal(path, journal)
-                rows |= new
-                yield Results(path, rows, sessions, options, journal, set(new))
+            journal = stack.enter_context(open_journal(path / JOURNAL, path))
+            new = _read_journal(path, journal)
+            rows |= new
+            yield Results(path, rows, sessions, options, journal, set(new))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -233,7 +233,8 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: it is missing, or none of ours.
     """
     try:
-        record = json.loads(path.read_bytes(), parse_constant=_no_constant)
+        with open_regular(path, path.parent) as file:
+            record = json.loads(file.read(), parse_constant=_no_constant)
         if record["format"] == FORMAT:
             return dict(record)
     except OSError as error:
@@ -259,7 +260,8 @@ def read_rows(path: Path) -> list[Row]:
     import pyarrow.parquet as pq
 
     with reading(partial(_damaged, path / RESULTS)):
-        table = pq.read_table(path / RESULTS)
+        with open_regular(path / RESULTS, path) as file:
+            table = pq.read_table(file)
         if not table.schema.equals(results_schema()):
             raise pa.ArrowInvalid("its columns are others")
         rows: list[Row] = table.to_pylist()
@@ -279,9 +281,13 @@ def read_steps(path: Path, columns: list[str] | None = None) -> Iterator[list[Ro
     import pyarrow.parquet as pq
 
     wanted = steps_schema() if columns is None else pa.schema([steps_schema().field(name) for name in columns])
-    with reading(partial(_damaged, path / STEPS)), pq.ParquetFile(path / STEPS) as file:
-        require_columns(file.schema_arrow, wanted)
-        for batch in file.iter_batches(_BATCH, columns=wanted.names):
+    with (
+        reading(partial(_damaged, path / STEPS)),
+        open_regular(path / STEPS, path) as file,
+        pq.ParquetFile(file) as held,
+    ):
+        require_columns(held.schema_arrow, wanted)
+        for batch in held.iter_batches(_BATCH, columns=wanted.names):
             rows: list[Row] = batch.to_pylist()
             for row in rows:
                 if (problem := problem_of(row)) is not None:
@@ -419,11 +425,6 @@ def _step_problem(step: Any) -> str | None:
 def _write_parquet(path: Path, schema: Any, tables: Iterator[Any]) -> None:
     import pyarrow.parquet as pq
 
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-            for table in tables:
-                writer.write_table(table)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path, path.parent) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for table in tables:
+            writer.write_table(table)

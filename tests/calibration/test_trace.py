@@ -72,5 +72,5 @@ def test_a_damaged_trace_is_not_cut_by_a_resumed_run(tmp_path: Path, tiny: Langu
     broken[len(data) * 3 // 4 : len(data) * 3 // 4 + 400] = bytes(400)
     path.write_bytes(broken)
     with pytest.raises(OutputError), TraceWriter(path) as trace:
-        trace.carry_over({str(number) for number in range(800)})
+        trace.carry_over([str(number) for number in range(800)])
     assert path.read_bytes() == bytes(broken)

@@ -129,7 +129,8 @@ def test_a_lookup_cache_holds_what_follows_each_pair(
         count = export._Count((vocabulary - 1).bit_length())
         for prompt, response in documents:
             count.add(Document("", "", np.array(prompt, np.int32), np.array(response, np.int32)))
-        export._write_lookups(path, *count.total(), (vocabulary - 1).bit_length())
+        with path.open("wb") as file:
+            export._write_lookups(file, *count.total(), (vocabulary - 1).bit_length())
     assert read_lookups(path) == counted(documents)
 
 
@@ -148,7 +149,8 @@ def test_a_lookup_cache_of_a_store(store: Store, tmp_path: Path) -> None:
 
 def test_counts_stop_where_llama_cpp_would_read_them_as_negative(tmp_path: Path) -> None:
     key = np.array([(1 << 14) | (2 << 7) | 3])
-    export._write_lookups(tmp_path / "l", key, np.array([2**31]), 7)
+    with (tmp_path / "l").open("wb") as file:
+        export._write_lookups(file, key, np.array([2**31]), 7)
     assert read_lookups(tmp_path / "l") == {(1, 2): {3: 2**31 - 1}}
 
 

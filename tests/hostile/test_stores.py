@@ -5,10 +5,12 @@ Through the command line, as their users would meet them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,11 +120,11 @@ MANIFESTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing field": (on_json(lambda m: m.pop("tokenizer")), "lacks tokenizer"),
     "unknown field": (on_json(lambda m: m.update({"plugins\n": ["evil"]})), "unknown fields"),
     "wrong type": (on_json(lambda m: m.update(files=[1, 2])), "not an object"),
-    "a link to a device": (replaced(True, "/dev/zero"), "not a file"),
-    "a pipe": (replaced(False, "fifo"), "not a file"),
+    "a link to a device": (replaced(True, "/dev/zero"), "symbolic link"),
+    "a pipe": (replaced(False, "fifo"), "is a pipe"),
     "a directory": (replaced(False, "directory"), "not a file"),
-    "a link to nothing": (replaced(True, "/nowhere/at/all"), "not a datastore"),
-    "a link to itself": (replaced(True, NAME), ""),
+    "a link to nothing": (replaced(True, "/nowhere/at/all"), "symbolic link"),
+    "a link to itself": (replaced(True, NAME), "symbolic link"),
 }
 
 
@@ -234,7 +236,7 @@ def test_a_file_that_is_a_link_out_is_refused(name: str, store: Path, tmp_path: 
     outside = tmp_path / "outside"
     (store / name).rename(outside)
     (store / name).symlink_to(outside)
-    run_cli("inspect", store).refused(name, "leads out of the store")
+    run_cli("inspect", store).refused(name, "symbolic link")
     assert run_cli("verify", store).code == 1
 
 
@@ -253,6 +255,91 @@ def test_a_file_that_is_none_is_refused(name: str, what: str, store: Path, run_c
         (store / name).symlink_to(Path(name).name)
     run_cli("inspect", store).refused(name)
     assert run_cli("verify", store).code == 1
+
+
+def outside(store: Path) -> Path:
+    return store.parent / "outside"
+
+
+def moved_out(folder: str) -> Callable[[Path], object]:
+    """The store's own folder, now a link to where it was moved; with a working folder in it that is the user's."""
+
+    def plant(store: Path) -> None:
+        (store / folder).rename(outside(store) / folder)
+        (outside(store) / folder / "work").mkdir()
+        (outside(store) / folder / "work" / "thesis").write_text("precious")
+        (store / folder).symlink_to(outside(store) / folder)
+
+    return plant
+
+
+def plant_temporaries(store: Path) -> None:
+    (store / ".readers").unlink()
+    (store / ".readers").symlink_to("corpus/part-00001.parquet")
+    for number in [*range(200), os.getpid()]:
+        (store / f".{NAME}.{number}.tmp").symlink_to(outside(store) / "victim")
+
+
+def instead(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
+    def plant(store: Path) -> None:
+        (store / name).unlink(missing_ok=True)
+        make(store / name)
+
+    return plant
+
+
+def listen(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(path.parent):
+        server.bind(path.name)
+
+
+PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "temporaries": (plant_temporaries, "symbolic link"),
+    **{f"{folder} elsewhere": (moved_out(folder), folder) for folder in ("corpus", "suffix", "dense")},
+    **{f"{name} is a pipe": (instead(name, os.mkfifo), name) for name in (".readers", ".lock", "stray")},
+    **{
+        f"{name} is a link": (instead(name, lambda path: path.symlink_to(outside(path.parent) / "victim")), name)
+        for name in (".readers", ".lock", "stray")
+    },
+    "a link to nothing": (instead(".lock", lambda path: path.symlink_to(outside(path.parent) / "new")), ".lock"),
+    "a link far down": (instead(f"{KEYS}/more", lambda path: path.symlink_to("/")), "more"),
+    "a link within": (instead("suffix/000001/sa.bin", lambda path: path.symlink_to("tokens.bin")), "sa.bin"),
+    "a socket": (instead("stray", listen), "socket"),
+}
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_nothing_that_is_planted_in_a_store_leads_out_of_it(
+    case: str, store: Path, run_cli: Run, tiny_directory: Path
+) -> None:
+    outside(store).mkdir()
+    (outside(store) / "victim").write_text("precious")
+    plant, named = PLANTED[case]
+    plant(store)
+    before = snapshot(outside(store)), sorted((path, path.lstat().st_mtime_ns) for path in store.rglob("*"))
+    model = ["--model", tiny_directory]
+    for command in (
+        ["verify", store],
+        ["inspect", store],
+        ["build-suffix", store],
+        ["build-dense", store, "--replace", "--device", "cpu", *model],
+        ["remove", store, "--source", "test"],
+        ["merge", store, store, "--out", store.parent / "merged.ds"],
+    ):
+        run_cli(*command).refused(named)
+    run_cli("ingest", "-", "-s", store, *model, stdin="w1 w2\n").refused(named)
+    after = snapshot(outside(store)), sorted((path, path.lstat().st_mtime_ns) for path in store.rglob("*"))
+    assert after == before
+
+
+def test_a_copy_by_hard_links_is_a_store_and_leaves_the_first_alone(store: Path, run_cli: Run) -> None:
+    """`cp -al` and backups make such copies; what is in a store is never written in place."""
+    copy = store.parent / "copy.ds"
+    shutil.copytree(store, copy, copy_function=os.link)
+    before = snapshot(store)
+    assert run_cli("remove", copy, "--source", "test").code == 0
+    assert run_cli("verify", copy).code == 0
+    assert snapshot(store) == before
 
 
 class Canary:
