@@ -411,7 +411,7 @@ def _csv_rows(path: str, wanted: Wanted, delimiter: str, max_line: int) -> Itera
         except PromptError as error:
             record = error
         except csv.Error as error:
-            reason = "a quote is never closed" if source.ended else str(error).partition(" - ")[0]
+            reason = "a quote is never closed" if source.ended else shown(str(error).partition(" - ")[0])
             record = PromptError(
                 f"{source.where} is not valid CSV: {reason}",
                 'put fields with separators, quotes or line breaks in "quotes", and write a quote in them twice',
