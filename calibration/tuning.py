@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from specds.decode.cost import CostCurve
 from specds.decode.drafters import DRAFTERS
 from specds.decode.method import Method
 from specds.decode.registry import choices, load, parse_options
-from specds.errors import UsageError
+from specds.errors import InputError, UsageError
 from specds.model import LanguageModel
 
 ALL = "all"
@@ -27,7 +28,9 @@ _GAIN = 1.002
 _READINGS = 1 << 30
 _RESAMPLES = 2_000
 _SURE = (2.5, 97.5)
-_FEW = 5
+
+LEAST_JUDGED = 5
+"""Prompts below which a speed is not judged: an interval over fewer says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +61,52 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class Margin:
+    """A speed over another, with its 95 % interval over prompts drawn again and again."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A setting that was the fastest where it was chosen, and its speed over the default's where it was judged."""
+
+    setting: Setting
+    margin: Margin
+
+
+@dataclass(frozen=True, slots=True)
 class Best:
     """The fastest setting for a group of prompts, and what it is worth on prompts that it was not chosen by.
 
     Attributes:
         group: its name; `all` for every prompt.
-        setting: chosen on the training prompts.
-        default: the method as its word gives it: what nobody tuned.
+        setting: chosen on the training prompts, and surely not slower than the default on the held-out ones; else the
+            default.
+        untuned: the method as its word gives it, before its search.
+        default: decoding without a configuration: drafter `auto`, with the stores that the methods name or without
+            any, whichever is faster.
         prompts, held_out: how many it was chosen by, and how many it is judged on.
-        tokens_per_second, default_tokens_per_second, plain_tokens_per_second: predicted on the held-out prompts; on the
-            training prompts where none is held out.
+        tokens_per_second, untuned_tokens_per_second, default_tokens_per_second, plain_tokens_per_second: predicted on
+            the held-out prompts; on the training prompts where none is held out.
         margin: the setting's speed over the default's, there.
-        low, high: 95 % interval of the margin, over held-out prompts drawn again and again; None for fewer than five.
+        rejected: what was chosen on the training prompts, where the default stands instead.
     """
 
     group: str
     setting: Setting
+    untuned: Setting
     default: Setting
     prompts: int
     held_out: int
     tokens_per_second: float
+    untuned_tokens_per_second: float
     default_tokens_per_second: float
     plain_tokens_per_second: float
-    margin: float
-    low: float | None
-    high: float | None
+    margin: Margin
+    rejected: Rejected | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +116,12 @@ class Tuning:
     Attributes:
         best: of all prompts first, then by group.
         trials: settings replayed.
+        unjudged: groups with too few prompts to be judged, and how many there are to judge by.
     """
 
     best: tuple[Best, ...]
     trials: int
+    unjudged: tuple[tuple[str, int], ...] = ()
 
 
 def tune(
@@ -113,7 +139,9 @@ def tune(
 
     From the defaults on, one thing after another is changed: the budget, then each option over the values that the
     drafter names; what helps stays. It ends when a round changes nothing, or after so many trials. What a method's
-    word fixes is left as it is. The fastest setting tried is taken, for all prompts and for each group.
+    word fixes is left as it is. Decoding without a configuration is tried, too: drafter `auto` without a store, and
+    with all that the methods name. The fastest setting tried is taken, for all prompts and for each group, if it is
+    surely not slower than that on prompts that it was not chosen by.
 
     Args:
         methods: without a draft model or a verifier.
@@ -125,6 +153,7 @@ def tune(
 
     Raises:
         UsageError: no method to tune, a share outside [0, 1), or what `Replay` refuses.
+        InputError: too few prompts to judge anything by.
     """
     if not methods or not 0 <= held_out < 1:
         raise UsageError(
@@ -135,27 +164,45 @@ def tune(
             raise UsageError(f"{method.name} names a verifier", "the text is not tuned: leave it to lossless ones")
     judged = _held_out(answers, held_out)
     train = [answer for answer, out in zip(answers, judged, strict=True) if not out]
-    rest = [answer for answer, out in zip(answers, judged, strict=True) if out]
+    rest = [answer for answer, out in zip(answers, judged, strict=True) if out] or train
+    _check_enough(len(_prompts(rest, ALL)), len(_prompts(answers, ALL)), held_out)
     shared = Shared(model, runtime, bytes=_READINGS)
+    Replay(model, methods, curve=curve, shared=shared)  # what cannot be replayed is refused before anything takes long
     tried = _Tried(train, curve, shared, progress)
+    defaults = _defaults(methods)
+    tried.begin(defaults)
     for method in methods:
         _search(method, tried, trials)
-    groups = [ALL, *(name for name in dict.fromkeys(answer.group for answer in answers) if name)]
-    if len(groups) == 2:
-        groups = groups[:1]  # the only group is all there is
-    chosen = {group: tried.best(_members(train, group)) for group in groups if _members(train, group).any()}
-    wanted = set(chosen.values()) | {tried.origin[setting] for setting in chosen.values()}
-    tested = _Tried(rest or train, curve, shared, lambda done: None)
+    named = dict.fromkeys(answer.group for answer in answers if answer.group)
+    judges = {name: len(_prompts(rest, name)) for name in (named if len(named) > 1 else ())}
+    groups = [ALL, *(name for name, count in judges.items() if count >= LEAST_JUDGED)]
+    chosen = {group: tried.best(_members(train, group)) for group in groups}
+    wanted = {*defaults, *chosen.values(), *(tried.origin[setting] for setting in chosen.values())}
+    tested = _Tried(rest, curve, shared, lambda done: None)
     tested.run(sorted(wanted, key=lambda one: one.name))
-    found = []
-    for group, setting in chosen.items():
-        members = _members(rest, group)
-        if rest and not members.any():
-            continue
-        where = members if rest else _members(train, group)
-        counts = len(_prompts(train, group)), len(_prompts(rest, group))
-        found.append(_judge(group, setting, tried.origin[setting], tested, where, *counts))
-    return Tuning(tuple(found), len(tried.seconds))
+    found = [
+        _judge(group, setting, tried.origin[setting], defaults, tested, len(_prompts(train, group)), rest is not train)
+        for group, setting in chosen.items()
+    ]
+    few = tuple((name, count) for name, count in judges.items() if count < LEAST_JUDGED)
+    return Tuning(tuple(found), len(tried.seconds), few)
+
+
+def _check_enough(judges: int, prompts: int, held_out: float) -> None:
+    if judges >= LEAST_JUDGED:
+        return
+    least = math.floor((LEAST_JUDGED - 0.5) / held_out) + 1 if held_out else LEAST_JUDGED
+    raise InputError(
+        f"{judges} of {prompts} prompts are there to judge by, and by fewer than {LEAST_JUDGED} nothing can be said",
+        f"decode and give {least} or more"
+        + (f", or --held-out {LEAST_JUDGED / prompts:.2f}" if prompts >= 2 * LEAST_JUDGED else ""),
+    )
+
+
+def _defaults(methods: Sequence[Method]) -> tuple[Setting, ...]:
+    """What `decode` does without a configuration: without a store, and with all that the methods name."""
+    stores = tuple(dict.fromkeys(store for method in methods for store in method.stores))
+    return tuple(dict.fromkeys((Setting("auto", (), "auto"), Setting("auto", stores, "auto"))))
 
 
 class _Tried:
@@ -169,6 +216,11 @@ class _Tried:
         self.origin: dict[Setting, Setting] = {}
         self.plain = np.zeros(len(answers))
         self._curve, self._shared, self._progress = curve, shared, progress
+
+    def begin(self, settings: Sequence[Setting]) -> None:
+        """Replay settings that were changed from nothing."""
+        self.run(settings)
+        self.origin.update({one: one for one in settings})
 
     def run(self, settings: Sequence[Setting]) -> None:
         """Replay those that were not yet."""
@@ -197,8 +249,7 @@ def _search(method: Method, tried: _Tried, trials: int) -> None:
     fixed = tuple(sorted(method.options.items()))
     best = Setting(method.drafter, method.stores, str(method.budget) if method.budget is not None else "auto", fixed)
     start = best
-    tried.run([start])
-    tried.origin.setdefault(start, start)
+    tried.begin([start])
     if method.drafter == "none":
         return
     axes: dict[str, list[str]] = {} if method.budget is not None else {"": list(_BUDGETS)}
@@ -242,9 +293,13 @@ def _held_out(answers: Sequence[Recorded], share: float) -> list[bool]:
     out: set[tuple[str, str]] = set()
     for group in dict.fromkeys(answer.group for answer in answers):
         names = list(dict.fromkeys(answer.id for answer in answers if answer.group == group))
-        count = max(1, round(share * len(names))) if share and len(names) > 1 else 0
+        count = _share(share, len(names)) if share and len(names) > 1 else 0
         out.update((group, names[(2 * place + 1) * len(names) // (2 * count)]) for place in range(count))
     return [(answer.group, answer.id) in out for answer in answers]
+
+
+def _share(share: float, prompts: int) -> int:
+    return min(prompts - 1, max(1, round(share * prompts)))
 
 
 def _members(answers: Sequence[Recorded], group: str) -> NDArray[np.bool_]:
@@ -257,39 +312,49 @@ def _prompts(answers: Sequence[Recorded], group: str) -> set[tuple[str, str]]:
 
 def _judge(
     group: str,
-    setting: Setting,
-    default: Setting,
+    chosen: Setting,
+    untuned: Setting,
+    defaults: Sequence[Setting],
     tested: _Tried,
-    members: NDArray[np.bool_],
     prompts: int,
-    held_out: int,
+    held_out: bool,
 ) -> Best:
-    tokens = sum(len(answer.tokens) for answer, one in zip(tested.answers, members, strict=True) if one)
-    own, usual = tested.seconds[setting][members], tested.seconds[default][members]
-    low = high = None
-    ids = [answer.id for answer, one in zip(tested.answers, members, strict=True) if one]
-    names = list(dict.fromkeys(ids))
-    if held_out >= _FEW:
-        # Turns of a prompt go together.
-        sums = np.zeros((2, len(names)))
-        for row, seconds in enumerate((own, usual)):
-            np.add.at(sums[row], [names.index(name) for name in ids], seconds)
-        drawn = np.random.default_rng(0).integers(0, len(names), (_RESAMPLES, len(names)))
-        margins = sums[1][drawn].sum(axis=1) / sums[0][drawn].sum(axis=1)
-        low, high = (float(one) for one in np.percentile(margins, _SURE))
+    members = _members(tested.answers, group)
+    seconds = {one: tested.seconds[one][members] for one in (chosen, untuned, *defaults)}
+    default = min(defaults, key=lambda one: float(seconds[one].sum()))
+    answers = [answer for answer, one in zip(tested.answers, members, strict=True) if one]
+    margin = _margin(answers, seconds[chosen], seconds[default])
+    setting, rejected = chosen, None
+    if chosen != default and margin.low < 1:
+        setting, rejected = default, Rejected(chosen, margin)
+        margin, untuned = Margin(1.0, 1.0, 1.0), default
+    tokens = sum(len(answer.tokens) for answer in answers)
     return Best(
         group,
         setting,
+        untuned,
         default,
         prompts,
-        held_out,
-        tokens / float(own.sum()),
-        tokens / float(usual.sum()),
+        len(_prompts(answers, ALL)) if held_out else 0,
+        tokens / float(seconds[setting].sum()),
+        tokens / float(seconds[untuned].sum()),
+        tokens / float(seconds[default].sum()),
         tokens / float(tested.plain[members].sum()),
-        float(usual.sum() / own.sum()),
-        low,
-        high,
+        margin,
+        rejected,
     )
+
+
+def _margin(answers: Sequence[Recorded], own: NDArray[np.float64], usual: NDArray[np.float64]) -> Margin:
+    """How often as fast the first is as the second. Turns of a prompt go together."""
+    names = {name: place for place, name in enumerate(dict.fromkeys((one.group, one.id) for one in answers))}
+    places = [names[answer.group, answer.id] for answer in answers]
+    sums = np.zeros((2, len(names)))
+    for row, seconds in enumerate((own, usual)):
+        np.add.at(sums[row], places, seconds)
+    drawn = np.random.default_rng(0).integers(0, len(names), (_RESAMPLES, len(names)))
+    low, high = np.percentile(sums[1][drawn].sum(axis=1) / sums[0][drawn].sum(axis=1), _SURE)
+    return Margin(float(usual.sum() / own.sum()), float(low), float(high))
 
 
 def summary(tuning: Tuning) -> list[Mapping[str, Any]]:
@@ -298,14 +363,16 @@ def summary(tuning: Tuning) -> list[Mapping[str, Any]]:
         {
             "group": one.group,
             "setting": one.setting.name,
+            "untuned": one.untuned.name,
             "default": one.default.name,
             "prompts": one.prompts,
             "held_out": one.held_out,
             "tokens_per_second": one.tokens_per_second,
+            "untuned_tokens_per_second": one.untuned_tokens_per_second,
             "default_tokens_per_second": one.default_tokens_per_second,
             "plain_tokens_per_second": one.plain_tokens_per_second,
-            "margin": one.margin,
-            "interval": None if one.low is None else [one.low, one.high],
+            "margin": asdict(one.margin),
+            "rejected": one.rejected and {"setting": one.rejected.setting.name, "margin": asdict(one.rejected.margin)},
         }
         for one in tuning.best
     ]

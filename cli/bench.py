@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 def bench(
     prompts: Annotated[
         list[str],
-        typer.Option("--prompts", "-p", help="Prompt file (JSONL, Parquet, text); F=16 takes 16 a group. Repeatable."),
+        typer.Option(
+            "--prompts",
+            "-p",
+            help="Prompt file (JSONL, CSV, TSV, Parquet, text; also .gz, .zst); F=16 takes 16 a group. Repeatable.",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The result's directory: begun, or gone on with.")],
     methods: Annotated[
@@ -81,7 +85,7 @@ def bench(
     from specds.calibration.bench.results import REPORT
     from specds.calibration.bench.run import Plan, choose_cases, store_digest
     from specds.calibration.bench.run import bench as run
-    from specds.cli.render import bar, bench_summary, note
+    from specds.cli.render import bar, bench_summary, memory_note, note
     from specds.decode.drafters import DRAFTERS
     from specds.decode.method import distinct, open_method, parse_methods
     from specds.decode.registry import load as find
@@ -117,7 +121,10 @@ def bench(
     }
     try:
         for method in chosen:
-            contenders.append(Ours(method.name, open_method(language_model, method, sampling, most, runtime)))
+            engine = open_method(language_model, method, sampling, most, runtime)
+            contenders.append(Ours(method.name, engine))
+            if engine.memory is not None and not quiet:
+                memory_note(method.name, engine.memory)
         asked["stores"] = {path: store_digest(path) for path in stores}
         flags = _flags(model, revision, language_model.dtype, str(language_model.device), threads, assistant)
         flags += ["--trust-remote-code"] if trust_remote_code else []

@@ -22,7 +22,11 @@ def decode(
     context: typer.Context,
     prompt_file: Annotated[
         list[str],
-        typer.Option("--prompt-file", "-p", help="Prompt file (JSONL, Parquet, text), or - for stdin. Repeatable."),
+        typer.Option(
+            "--prompt-file",
+            "-p",
+            help="Prompt file (JSONL, CSV, TSV, Parquet, text; also .gz, .zst), or - for stdin. Repeatable.",
+        ),
     ],
     store: options.Stores = None,
     drafter: Annotated[
@@ -102,7 +106,7 @@ def decode(
     from specds.calibration.trace import TraceWriter
     from specds.cli.answers import answer_file, answer_record, error_record, request_key
     from specds.cli.config import read_config
-    from specds.cli.render import bar, decode_summary, emit, note
+    from specds.cli.render import bar, decode_summary, emit, memory_note, note
     from specds.datastore.prompts import BadRow, read_prompts
     from specds.decode.counters import Counters
     from specds.decode.drafters import DRAFTERS
@@ -167,6 +171,8 @@ def decode(
     )
     if not quiet:
         _remark(note, stores, drafter, index)
+        if engine.memory is not None:
+            memory_note(f"verifier {verifier}", engine.memory)
     if update_table and engine.memory is None:
         raise UsageError(f"--verifier {verifier} counts no divergences", "--update-table goes with csd or ocm")
     total, prompts, failed = Counters(), 0, 0

@@ -11,7 +11,9 @@ from specds.cli import options
 
 
 def generate(
-    prompts: Annotated[list[str], typer.Argument(help="Prompt files (JSONL, Parquet, text), or - for stdin.")],
+    prompts: Annotated[
+        list[str], typer.Argument(help="Prompt files (JSONL, CSV, TSV, Parquet, text; also .gz, .zst), or - for stdin.")
+    ],
     store: Annotated[Path, typer.Option("--store", "-s", help="The datastore to write to; made if need be.")],
     model: options.Model = "smollm2-135m",
     revision: options.Revision = None,

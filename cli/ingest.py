@@ -12,7 +12,10 @@ from specds.cli import options
 
 def ingest(
     files: Annotated[
-        list[str], typer.Argument(help="JSONL, Parquet or text files, - for stdin, or a Hugging Face data set's id.")
+        list[str],
+        typer.Argument(
+            help="JSONL, CSV, TSV, Parquet or text files (also .gz, .zst), - for stdin, or a Hugging Face data set."
+        ),
     ],
     store: Annotated[Path, typer.Option("--store", "-s", help="The datastore to write to; made if need be.")],
     model: options.Model = "smollm2-135m",

@@ -77,13 +77,21 @@ Seed = Annotated[
 
 Prompts = Annotated[
     list[str],
-    typer.Option("--prompts", "-p", help="Prompt file (JSONL, Parquet, text), or - for stdin. Repeatable."),
+    typer.Option(
+        "--prompts",
+        "-p",
+        help="Prompt file (JSONL, CSV, TSV, Parquet, text; also .gz, .zst), or - for stdin. Repeatable.",
+    ),
 ]
 OptionalPrompts = Annotated[
     list[str] | None,
-    typer.Option("--prompts", "-p", help="Prompt file (JSONL, Parquet, text), or - for stdin. Repeatable."),
+    typer.Option(
+        "--prompts",
+        "-p",
+        help="Prompt file (JSONL, CSV, TSV, Parquet, text; also .gz, .zst), or - for stdin. Repeatable.",
+    ),
 ]
-Format = Annotated[str | None, typer.Option(help="jsonl, parquet or text; default: by the file's name.")]
+Format = Annotated[str | None, typer.Option(help="jsonl, csv, tsv, parquet or text; default: by the file's name.")]
 PromptField = Annotated[str, typer.Option(help="The field that holds a single prompt.")]
 Drafter = Annotated[str, typer.Option("--drafter", "-d", help="See `specds drafters` for the names.")]
 Stores = Annotated[list[Path] | None, typer.Option("--store", "-s", help="A datastore to draft from. Repeatable.")]

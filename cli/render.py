@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from specds.calibration.evaluation import Evaluation
     from specds.calibration.explanation import Explanation
     from specds.calibration.replay import Replayed, Summary
-    from specds.calibration.tuning import Tuning
+    from specds.calibration.tuning import Setting, Tuning
     from specds.datastore.corrections import Table as Corrections
     from specds.datastore.manifest import Segment, SourceCount
     from specds.datastore.store import Store
     from specds.decode.acceptance import Acceptance
     from specds.decode.cost import CostCurve
     from specds.decode.counters import Counters
+    from specds.decode.verifiers.csd import Memory
 
 _PLAIN_WIDTH = 120
 _PROBLEMS = 10
@@ -227,6 +228,43 @@ def table_summary(name: str, corrections: Corrections) -> None:
         f"{name}: {len(corrections):,} pairs, {int(corrections.count.sum()):,} divergences in {corrections.tokens:,} "
         f"tokens of {corrections.prompts:,} prompts; the top 20 % of pairs hold {corrections.head_share():.1%}"
     )
+    if said := _too_rare(corrections):
+        note(f"note: {said}")
+
+
+def _too_rare(corrections: Corrections) -> str:
+    """Why nothing is accepted by a table; empty where something is."""
+    from specds.datastore.corrections import FREQUENCY
+
+    if corrections.highest >= FREQUENCY:
+        return ""
+    return (
+        f"no pair was seen more than {_times(corrections.highest)}, and csd accepts a draft from "
+        f"{_times(FREQUENCY)} on: by this table alone it accepts none. Calibrate on more prompts, or decode with "
+        "--verifier-set frequency=N"
+    )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def memory_note(who: str, memory: Memory) -> None:
+    """Says where a verifier that goes by counts has too few of them to accept anything."""
+    highest = max(memory.counts.values(), default=0)
+    if highest >= memory.least:
+        return
+    if not memory.counts:
+        note(
+            f"note: {who} starts with an empty table: it accepts no draft before its divergence was seen "
+            f"{_times(memory.least)} in this run. `specds calibrate-csd` makes a table, and --table names it"
+        )
+        return
+    note(
+        f"note: {who}: no pair of the table was seen more than {_times(highest)}, and it accepts a draft "
+        f"from {_times(memory.least)} on: none before this run has counted on. Calibrate on more prompts, or lower the "
+        "verifier's option frequency"
+    )
 
 
 def correction_table(name: str, corrections: Corrections, rows: Sequence[dict[str, Any]]) -> None:
@@ -236,21 +274,30 @@ def correction_table(name: str, corrections: Corrections, rows: Sequence[dict[st
     out.print(f"[bold]{escape(name)}[/bold]")
     for what in ("target", "draft", "tokenizer"):
         identity = getattr(pair, what)
-        out.print(f"  {what}: {escape(identity.name)} [dim]{escape(identity.fingerprint[:12])}[/dim]")
+        shown = (escape(printable(text)) for text in (identity.name, identity.fingerprint[:12]))
+        out.print("  {}: {} [dim]{}[/dim]".format(what, *shown))
     out.print(
         f"  {len(corrections):,} pairs, {int(corrections.count.sum()):,} divergences in {corrections.tokens:,} tokens "
         f"of {corrections.prompts:,} prompts"
     )
     out.print(f"  the top 20 % of pairs hold {corrections.head_share():.1%} of all divergences")
+    if said := _too_rare(corrections):
+        out.print(f"  [yellow]{escape(said)}[/yellow]", soft_wrap=True)
     for one in corrections.history:
-        out.print(f"  [dim]{escape(one.date)} {escape(one.command)} (specds {escape(one.version)})[/dim]")
+        made = (escape(printable(text)) for text in (one.date, one.command, one.version))
+        out.print("  [dim]{} {} (specds {})[/dim]".format(*made))
+    _pairs(out, ["count"], rows, len(corrections))
+
+
+def _pairs(out: Console, counts: Sequence[str], rows: Sequence[dict[str, Any]], every: int) -> None:
+    """Pairs with their counts and, where known, their text; and how many are not shown."""
     table = Table(box=None, padding=(0, 2, 0, 2))
-    for column in ("count", "drafted", "", "target's", ""):
-        table.add_column(column, justify="right" if column == "count" else "left")
+    for column in (*counts, "drafted", "", "target's", ""):
+        table.add_column(column, justify="right" if column in counts else "left")
     for row in rows:
         texts = [repr(row[name]) if name in row else "" for name in ("draft_text", "target_text")]
         table.add_row(
-            f"{row['count']:,}",
+            *(f"{row[count]:,}" for count in counts),
             str(row["draft_token"]),
             escape(texts[0]),
             str(row["target_token"]),
@@ -258,25 +305,20 @@ def correction_table(name: str, corrections: Corrections, rows: Sequence[dict[st
         )
     if rows:
         out.print(table)
+    if left := every - len(rows):
+        out.print(f"  … and {left:,} more pair{'s' * (left > 1)}; --top shows more", style="dim")
 
 
 def table_difference(
-    one: str, other: str, first: Corrections, second: Corrections, changed: Sequence[tuple[int, ...]], top: int
+    one: str, other: str, first: Corrections, second: Corrections, changed: int, rows: Sequence[dict[str, Any]]
 ) -> None:
     """What `specds table diff` shows. Goes to stdout."""
     out = screen(stderr=False)
-    both = len(first) + len(second)
-    only = [sum(1 for row in changed if not row[place]) for place in (3, 2)]
-    out.print(f"{escape(one)}: {len(first):,} pairs, {only[0]:,} only here")
-    out.print(f"{escape(other)}: {len(second):,} pairs, {only[1]:,} only here")
-    out.print(f"{len(changed):,} pairs are counted differently, of {(both + sum(only)) // 2:,}")
-    table = Table(box=None, padding=(0, 2, 0, 2))
-    for column in ("drafted", "target's", "first", "second"):
-        table.add_column(column, justify="right")
-    for row in changed[:top]:
-        table.add_row(*(f"{value}" for value in row))
-    if changed and top:
-        out.print(table)
+    both = len({*first.keys()} & {*second.keys()})
+    for name, table in ((one, first), (other, second)):
+        out.print(f"{escape(printable(name))}: {len(table):,} pairs, {len(table) - both:,} only here", soft_wrap=True)
+    out.print(f"{changed:,} pairs are counted differently, of {len(first) + len(second) - both:,}")
+    _pairs(out, ["first", "second"], rows, changed)
 
 
 def cost_curve(title: str, curve: CostCurve) -> None:
@@ -341,27 +383,44 @@ def tuning_table(found: Tuning) -> None:
     table = Table(title=f"the fastest of {found.trials:,} settings, on {judged}", title_justify="left")
     table.add_column("prompts")
     table.add_column("drafter")
-    for column in ("chosen by", "judged on", "tokens/s", "untuned", "margin", "95 %", "× plain"):
+    for column in ("chosen by", "judged on", "tokens/s", "untuned", "default", "margin", "95 %", "× plain"):
         table.add_column(column, justify="right", no_wrap=True)
     for one in found.best:
+        tuned = one.setting != one.default
         table.add_row(
             escape(printable(one.group)),
             one.setting.drafter,
             f"{one.prompts:,}",
             f"{one.held_out or one.prompts:,}",
             f"{one.tokens_per_second:.1f}",
+            f"{one.untuned_tokens_per_second:.1f}",
             f"{one.default_tokens_per_second:.1f}",
-            f"{one.margin - 1:+.1%}",
-            "–" if one.low is None or one.high is None else f"{one.low - 1:+.1%} to {one.high - 1:+.1%}",
+            f"{one.margin.value - 1:+.1%}" if tuned else "–",
+            f"{one.margin.low - 1:+.1%} to {one.margin.high - 1:+.1%}" if tuned else "–",
             f"{one.tokens_per_second / one.plain_tokens_per_second:.2f}",
         )
     out = screen(stderr=False)
     out.print(table)
     for one in found.best:
-        setting = one.setting
-        words = [f"--drafter {setting.drafter}", *(f"--store {store}" for store in setting.stores)]
-        words += [f"--budget {setting.budget}", *(f"--set {name}={value}" for name, value in setting.options)]
-        out.print(f"{printable(one.group)}: {' '.join(words)}", markup=False, soft_wrap=True)
+        out.print(f"{printable(one.group)}: {_decode_options(one.setting)}", markup=False, soft_wrap=True)
+        if one.rejected:
+            margin = one.rejected.margin
+            out.print(
+                f"  {one.rejected.setting.name} was the fastest where it was chosen; on {judged} it is "
+                f"{margin.value - 1:+.1%} ({margin.low - 1:+.1%} to {margin.high - 1:+.1%}) against decoding without a "
+                "configuration, so that the default stays",
+                markup=False,
+                soft_wrap=True,
+            )
+    if found.unjudged:
+        names = ", ".join(f"{printable(name)} ({count})" for name, count in found.unjudged)
+        out.print(f"too few prompts to be judged, so that `all` holds for them: {names}", markup=False, soft_wrap=True)
+
+
+def _decode_options(setting: Setting) -> str:
+    words = [f"--drafter {setting.drafter}", *(f"--store {store}" for store in setting.stores)]
+    words += [f"--budget {setting.budget}", *(f"--set {name}={value}" for name, value in setting.options)]
+    return " ".join(words)
 
 
 def replay_record(row: Replayed) -> dict[str, Any]:

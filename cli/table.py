@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from specds.datastore.corrections import Table
     from specds.tokenizer import Tokenizer
 
 app = typer.Typer(
@@ -17,6 +18,12 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help="Decode token ids with this model's tokenizer; default: the table's target, if found."
+    ),
+]
 One = Annotated[Path, typer.Argument(help="A correction table (Parquet).")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where the result goes; a table that is there is replaced.")]
 
@@ -25,12 +32,7 @@ Out = Annotated[Path, typer.Option("--out", "-o", help="Where the result goes; a
 def inspect(
     table: One,
     top: Annotated[int, typer.Option(min=0, help="Pairs shown, the most frequent first.")] = 20,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", "-m", help="Decode token ids with this model's tokenizer; default: the table's target, if found."
-        ),
-    ] = None,
+    model: Model = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON on stdout.")] = False,
 ) -> None:
     """Whose table it is, what it counts, and its most frequent pairs, with their text.
@@ -42,35 +44,14 @@ def inspect(
     import numpy as np
 
     from specds.cli.render import correction_table
-    from specds.datastore.corrections import check_tokenizer, describe, read_table
-    from specds.errors import SpecdsError
-    from specds.model import find_tokenizer
+    from specds.datastore.corrections import describe, read_table
 
     read = read_table(table)
-    tokenizer: Tokenizer | None = None
-    try:
-        tokenizer = find_tokenizer(model or read.pair.target.name)
-        check_tokenizer(read, tokenizer.fingerprint, tokenizer.name, str(table))
-    except SpecdsError:
-        if model is not None:
-            raise
-        tokenizer = None  # ids without text
-    order = np.argsort(-read.count, kind="stable")[:top]
+    order = np.argsort(-read.count, kind="stable")[:top].tolist()
+    tokenizer = _tokenizer_of(read, model, table)
     rows = [
-        {
-            "draft_token": int(read.drafted[place]),
-            "target_token": int(read.picked[place]),
-            "count": int(read.count[place]),
-            **(
-                {
-                    "draft_text": tokenizer.decode([int(read.drafted[place])]),
-                    "target_text": tokenizer.decode([int(read.picked[place])]),
-                }
-                if tokenizer
-                else {}
-            ),
-        }
-        for place in order.tolist()
+        {**_pair(int(read.drafted[place]), int(read.picked[place]), tokenizer), "count": int(read.count[place])}
+        for place in order
     ]
     if as_json:
         print(json.dumps({**describe(read), "top": rows}, ensure_ascii=True))
@@ -122,8 +103,9 @@ def diff(
     one: One,
     other: One,
     top: Annotated[int, typer.Option(min=0, help="Pairs shown, those whose count differs most first.")] = 20,
+    model: Model = None,
 ) -> None:
-    """What two tables count differently. The exit code is 0 either way.
+    """What two tables count differently, with the pairs' text. The exit code is 0 either way.
 
     [dim]specds table diff monday.parquet tuesday.parquet[/dim]
     """
@@ -132,4 +114,33 @@ def diff(
 
     first, second = read_table(one), read_table(other)
     check_pair(first, second.pair, str(one), str(other))
-    table_difference(str(one), str(other), first, second, difference(first, second), top)
+    changed = difference(first, second)
+    tokenizer = _tokenizer_of(first, model, one)
+    rows = [
+        {**_pair(drafted, picked, tokenizer), "first": here, "second": there}
+        for drafted, picked, here, there in changed[:top]
+    ]
+    table_difference(str(one), str(other), first, second, len(changed), rows)
+
+
+def _tokenizer_of(table: Table, model: str | None, path: Path) -> Tokenizer | None:
+    """What turns a table's token ids into text: a model's tokenizer, else that of the table's target if it is here."""
+    from specds.datastore.corrections import check_tokenizer
+    from specds.errors import SpecdsError
+    from specds.model import find_tokenizer
+
+    try:
+        tokenizer = find_tokenizer(model or table.pair.target.name)
+        check_tokenizer(table, tokenizer.fingerprint, tokenizer.name, str(path))
+    except SpecdsError:
+        if model is not None:
+            raise
+        return None
+    return tokenizer
+
+
+def _pair(drafted: int, picked: int, tokenizer: Tokenizer | None) -> dict[str, int | str]:
+    pair: dict[str, int | str] = {"draft_token": drafted, "target_token": picked}
+    if tokenizer is not None:
+        pair |= {"draft_text": tokenizer.decode([drafted]), "target_text": tokenizer.decode([picked])}
+    return pair

@@ -28,6 +28,9 @@ from specds.errors import (
 from specds.files import locked, replacing, target_of
 from specds.parquet import reading
 
+FREQUENCY = 6
+"""λ: how often a divergence must have been seen for a draft to be accepted (CSD, §5.1)."""
+
 FORMAT = "specds correction table"
 VERSION = 1
 _KEY = b"specds"
@@ -79,6 +82,11 @@ class Table:
     def __len__(self) -> int:
         return len(self.count)
 
+    def keys(self) -> list[int]:
+        """Its pairs, by `key_of`."""
+        keys: list[int] = _keys(self).tolist()
+        return keys
+
     @classmethod
     def empty(cls, pair: Pair) -> Table:
         """A table of nothing."""
@@ -126,6 +134,11 @@ class Table:
         if top is not None:
             kept = np.sort(kept[np.argsort(-count[kept], kind="stable")[:top]])
         return dataclasses.replace(self, drafted=self.drafted[kept], picked=self.picked[kept], count=count[kept])
+
+    @property
+    def highest(self) -> int:
+        """The largest count; 0 where there is none."""
+        return int(self.count.max(initial=0))
 
     def head_share(self, share: float = 0.2) -> float:
         """The share of all divergences that the most frequent pairs have (CSD, §3.2: 69 % in the top 20 %)."""
@@ -198,6 +211,7 @@ def describe(table: Table) -> dict[str, Any]:
         "vocabulary": pair.vocabulary,
         "pairs": len(table),
         "divergences": int(table.count.sum()),
+        "highest": table.highest,
         "head_share": round(table.head_share(), 4),
         "prompts": table.prompts,
         "tokens": table.tokens,

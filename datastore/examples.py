@@ -22,6 +22,7 @@ from specds.datastore.rows import (
     rows,
     shown,
     text_of,
+    unpacked,
 )
 from specds.errors import PromptError, UsageError
 from specds.printing import is_unicode
@@ -40,7 +41,7 @@ _LAYOUTS = (
 _DATASET = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?")
 _FILE_SUFFIX = re.compile(
     r"\.(jsonl?|ndjson|parquet|gz|zip|zst|bz2|xz|tar|txt|text|md|rst|csv|tsv|xml|html?|css|sql|sh|py|ipynb|js|ts|c|cc"
-    r"|cpp|h|hpp|java|go|rs|rb|php|log|ya?ml|toml|ini|cfg)$",
+    r"|cpp|h|hpp|java|go|rs|rb|php|log|ya?ml|toml|ini|cfg|xlsx?|ods|docx?|pdf|arrow|feather|orc|avro|db|sqlite|pkl)$",
     re.IGNORECASE,
 )
 
@@ -79,8 +80,8 @@ def read_examples(
     "output", "question" with "answer", "text". A text file is one raw document; an empty one is skipped.
 
     Args:
-        files: JSON lines, Parquet or text files, "-" for JSON lines on standard input, or the name of a Hugging Face
-            data set, "owner/name" or "owner/name:config".
+        files: JSON lines, CSV, TSV, Parquet or text files, packed as ".gz" or ".zst" or not, "-" for JSON lines on
+            standard input, or the name of a Hugging Face data set, "owner/name" or "owner/name:config".
         prompt_field, response_field: the fields of a question and its answer; "prompt" and "response" where only one
             of the two is named.
         text_field: the field of a raw text.
@@ -101,11 +102,13 @@ def read_examples(
         raise UsageError(f"limit is {limit}", "a limit is 0 or more")
     for file in files:
         if not _is_dataset(file):
+            format_of(file)
             check_file(file, missing="check the path; a data set on the hub is named owner/name")
     wanted = Wanted(
         layouts=layouts,
         also=("id", "question_id", "input", source_field or "source"),
         hint="name the fields: --messages-field, --prompt-field with --response-field, or --text-field",
+        lists=(messages_field or "messages",),
     )
     if layouts is _LAYOUTS:
         messages_field = "messages"
@@ -220,7 +223,7 @@ def _stem(file: str) -> str:
     if file == STDIN:
         return "stdin"
     name = Path(file).name
-    return shown(Path(name[:-3] if name.lower().endswith(".gz") else name).stem)
+    return shown(Path(unpacked(name)).stem)
 
 
 def _limited(examples: Iterator[Example | BadRow], limit: int | None) -> Iterator[Example | BadRow]:

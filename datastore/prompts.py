@@ -1,4 +1,4 @@
-"""Prompts: what `specds generate` and `specds decode` are asked to answer, from JSON lines, Parquet or plain text."""
+"""Prompts: what `specds generate` and `specds decode` are asked to answer, from files of rows or plain text."""
 
 from __future__ import annotations
 
@@ -50,20 +50,21 @@ def read_prompts(
 ) -> Iterator[Prompt | BadRow]:
     """The prompts of all files in their order, each as soon as its line is there.
 
-    JSON lines (.jsonl, .ndjson, .json) and Parquet rows are conversations ("messages", ending with the user's),
-    several user turns ("turns"), one ("prompt"), or text to be continued ("text"); of several, the first in this order
-    is taken. Any other file, like a stream that does not start with "{", holds one prompt a line. A ".gz" file is
-    unpacked; "-" is standard input. Blank lines are skipped.
+    JSON lines (.jsonl, .ndjson, .json), Parquet, CSV and TSV rows are conversations ("messages", ending with the
+    user's), several user turns ("turns"), one ("prompt"), or text to be continued ("text"); of several, the first in
+    this order is taken. The first row of a CSV or TSV file names its columns; lists stand in it as JSON. Any other
+    file, like a stream that does not start with "{", holds one prompt a line. ".gz" and ".zst" files are unpacked; "-"
+    is standard input. Blank lines are skipped.
 
     Args:
         paths: files, or "-".
-        format: "jsonl", "parquet" or "text" for all files; by each file's name if None.
+        format: "jsonl", "parquet", "csv", "tsv" or "text" for all files; by each file's name if None.
         prompt_field: another name for "prompt"; a field so named is then the only one looked at.
         group_field: the field whose text is each prompt's group.
 
     Raises:
-        InputError: a file is missing, a directory, not permitted (all checked at the call), or found damaged or
-            without the columns while it is read.
+        InputError: a file is missing, a directory, not permitted, of a kind that is not read (all checked at the
+            call), or found damaged or without the columns while it is read.
         UsageError: no such format.
     """
     for path in paths:
@@ -110,6 +111,7 @@ def _prompts(
         also=("id", "question_id", "reference", *filter(None, [group_field])),
         hint="name the prompt's field with --prompt-field",
         line=prompt_field,
+        lists=("messages", "turns"),
     )
     number = 0
     for path in paths:

@@ -1,4 +1,4 @@
-"""Rows of text files: JSON lines, Parquet and Hugging Face data sets as dictionaries, one at a time.
+"""Rows of files: JSON lines, CSV, TSV, Parquet and Hugging Face data sets as dictionaries, one at a time.
 
 A row that cannot be read is a value, a PromptError beside its place, so that the rows after it are still read.
 A file that cannot be read is an InputError. Places read "file:row N"; N counts from 1, in a text file as editors
@@ -7,10 +7,13 @@ count lines.
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import itertools
 import json
 import os
+import re
 import stat
 import sys
 import zlib
@@ -24,14 +27,37 @@ from specds.errors import InputError, PromptError, UsageError
 from specds.parquet import damage, why
 from specds.printing import is_unicode
 
-FORMATS = ("jsonl", "parquet", "text")
+FORMATS = ("jsonl", "parquet", "csv", "tsv", "text")
 MAX_LINE = 64 * 1024 * 1024  # bytes; a longer line is refused before it fills the memory
 STDIN = "-"
 
 Layout = tuple[str, ...]
 Row = dict[str, object]
 
-_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+PACKED = (".gz", ".zst")
+"""Name endings of files that are unpacked as they are read."""
+
+_SUFFIXES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_CONVERT = "convert it to JSON lines, CSV or Parquet"
+_UNREAD = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".ods", ".numbers"), ("spreadsheets are not read", "save it as CSV")),
+    **dict.fromkeys((".docx", ".doc", ".odt", ".rtf", ".pdf", ".epub"), ("documents are not read", "save it as text")),
+    **dict.fromkeys((".arrow", ".feather", ".orc", ".avro"), ("this format is not read", _CONVERT)),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), ("data bases are not read", _CONVERT)),
+    **dict.fromkeys((".pkl", ".pickle", ".pt", ".npy", ".npz"), ("Python objects are not read", _CONVERT)),
+}
+_UNPACK = ("files packed like this are not read", f"unpack it, or pack it as {' or '.join(PACKED)}")
+_UNREAD_PACKED = dict.fromkeys((".bz2", ".xz", ".lz4", ".br", ".7z", ".zip", ".tar", ".tgz", ".rar", ".z"), _UNPACK)
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _BATCH_ROWS = 256
 _SKIP_BYTES = 1 << 16
 _UTF8_BOM = b"\xef\xbb\xbf"
@@ -48,12 +74,14 @@ class Wanted:
         also: fields that are read where they are there.
         hint: what to do about a row or a file that has no layout.
         line: the field that a line of plain text fills.
+        lists: fields that hold lists; in a CSV file they are written as JSON.
     """
 
     layouts: tuple[Layout, ...]
     also: tuple[str, ...] = ()
     hint: str = ""
     line: str = "text"
+    lists: tuple[str, ...] = ()
 
 
 def format_of(path: str, format: str | None = None) -> str | None:
@@ -61,14 +89,23 @@ def format_of(path: str, format: str | None = None) -> str | None:
 
     Raises:
         UsageError: no such format.
+        InputError: by its name it is something that is not read.
     """
+    if format is not None and format not in FORMATS:
+        raise UsageError(f"unknown format {format!r}", f"one of {', '.join(FORMATS)}")
+    suffix = Path(unpacked(path).lower()).suffix
+    unread = _UNREAD_PACKED if format is not None else _UNREAD | _UNREAD_PACKED
+    if path != STDIN and suffix in unread:
+        what, instead = unread[suffix]
+        raise InputError(f"{shown(path)}: {what}", instead)
     if format is not None:
-        if format not in FORMATS:
-            raise UsageError(f"unknown format {format!r}", f"one of {', '.join(FORMATS)}")
         return format
-    if path == STDIN:
-        return None
-    return _SUFFIXES.get(Path(path.lower().removesuffix(".gz")).suffix, "text")
+    return None if path == STDIN else _SUFFIXES.get(suffix, "text")
+
+
+def unpacked(path: str) -> str:
+    """A file's name without the ending that says how it is packed: "a.jsonl" for "a.jsonl.gz"."""
+    return next((path[: -len(ending)] for ending in PACKED if path.lower().endswith(ending)), path)
 
 
 def check_file(path: str, *, missing: str = "check the path") -> None:
@@ -79,10 +116,16 @@ def check_file(path: str, *, missing: str = "check the path") -> None:
         missing: the hint where there is no such file.
 
     Raises:
-        InputError: no such file, a directory, or no permission.
+        InputError: no such file, an address on another machine, a directory, or no permission.
     """
     if path == STDIN:
         return
+    if (address := _URL.match(path)) and not Path(path).exists():
+        raise InputError(
+            f"{shown(path)}: nothing is read over {shown(address[0])}",
+            "download it and pass the file"
+            + ("; `specds ingest owner/name` reads a data set of the hub" if address[0].lower() == "hf://" else ""),
+        )
     try:
         mode = Path(path).stat().st_mode
     except FileNotFoundError as error:
@@ -102,17 +145,20 @@ def rows(
 
     Args:
         path: a file, or "-" for standard input (JSON lines if its first line starts with "{", else plain text).
-        wanted: the fields looked for; of a Parquet file only these are read.
+        wanted: the fields looked for; of a Parquet or CSV file only these are read.
         format: one of FORMATS; by the file's name if None.
         max_line: bytes; the longest line that is read.
 
     Raises:
-        InputError: the file cannot be read, or is a Parquet file without the columns of any layout.
+        InputError: the file cannot be read, or is a Parquet or CSV file without the columns of any layout.
         UsageError: no such format.
     """
     kind = format_of(path, format)
     if kind == "parquet":
         yield from _parquet_rows(path, wanted)
+        return
+    if kind in _DELIMITERS:
+        yield from _csv_rows(path, wanted, _DELIMITERS[kind], max_line)
         return
     for where, line in lines(path, max_line=max_line):
         if isinstance(line, PromptError):
@@ -160,13 +206,24 @@ def dataset_rows(name: str, wanted: Wanted, *, split: str = "train") -> Iterator
 
 
 def lines(path: str, *, max_line: int = MAX_LINE) -> Iterator[tuple[str, str | PromptError]]:
-    """Each line of a text file that is not blank, with its place and without its end; ".gz" files are unpacked.
+    """Each line of a text file that is not blank, with its place and without its end; packed files are unpacked.
 
     A line that is longer than max_line bytes, is not UTF-8 or holds a NUL is a PromptError.
 
     Raises:
-        InputError: the file cannot be read, is a damaged gzip file, or is UTF-16.
+        InputError: the file cannot be read, is packed and damaged, or is UTF-16.
     """
+    for where, raw, whole in _raw_lines(path, max_line):
+        if not whole:
+            yield where, PromptError(f"{where} is longer than {max_line:,} bytes", "split it into shorter rows")
+            continue
+        line = decoded(where, raw.rstrip(b"\r\n"))
+        if isinstance(line, PromptError) or line.strip():
+            yield where, line
+
+
+def _raw_lines(path: str, max_line: int) -> Iterator[tuple[str, bytes, bool]]:
+    """Each line's place, its bytes with their end, and whether they are the whole of it."""
     with _opened(path) as stream:
         for number in itertools.count(1):
             where = f"{shown(path)}:row {number}"
@@ -183,12 +240,7 @@ def lines(path: str, *, max_line: int = MAX_LINE) -> Iterator[tuple[str, str | P
                 if raw.startswith(_UTF16_BOMS):
                     raise InputError(f"{shown(path)} is UTF-16 text", _RESAVE)
                 raw = raw.removeprefix(_UTF8_BOM)
-            if not whole:
-                yield where, PromptError(f"{where} is longer than {max_line:,} bytes", "split it into shorter rows")
-                continue
-            line = decoded(where, raw.rstrip(b"\r\n"))
-            if isinstance(line, PromptError) or line.strip():
-                yield where, line
+            yield where, raw, whole
 
 
 def document(path: str, *, max_bytes: int = MAX_LINE) -> str | PromptError:
@@ -223,8 +275,18 @@ def decoded(where: str, raw: bytes) -> str | PromptError:
 def parse(where: str, line: str) -> Row | PromptError:
     """One line of JSON as a row; else what is wrong with it."""
     hint = "each line must be one JSON object"
+    value = _json(where, line, hint)
+    if isinstance(value, list):
+        hint += "; `jq -c '.[]'` turns an array into lines"
+    if not isinstance(value, dict | PromptError):
+        return PromptError(f"{where} must be an object, but is {kind_of(value)}", hint)
+    return value
+
+
+def _json(where: str, text: str, hint: str) -> object:
+    """What some JSON says; a PromptError where it is none."""
     try:
-        value = json.loads(line, object_pairs_hook=_object)
+        return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         return PromptError(f"{where} is not JSON: {error.msg} at column {error.colno}", hint)
     except RecursionError:
@@ -234,11 +296,6 @@ def parse(where: str, line: str) -> Row | PromptError:
     except ValueError:
         # Python reads no integer of more than 4,300 digits, and advises to change the interpreter's settings.
         return PromptError(f"{where} is not usable JSON: a number has too many digits", hint)
-    if isinstance(value, list):
-        hint += "; `jq -c '.[]'` turns an array into lines"
-    if not isinstance(value, dict):
-        return PromptError(f"{where} must be an object, but is {kind_of(value)}", hint)
-    return value
 
 
 def layout_of(where: str, row: Row, wanted: Wanted) -> Layout:
@@ -331,10 +388,111 @@ def _object(pairs: list[tuple[str, object]]) -> Row:
     return row
 
 
+def _csv_rows(path: str, wanted: Wanted, delimiter: str, max_line: int) -> Iterator[tuple[str, Row | PromptError]]:
+    """The rows below a line of column names. An empty cell counts as absent, a row of nothing else as blank."""
+    # The limit is one of the whole process; it is only ever raised, and every record is bounded by its own bytes.
+    csv.field_size_limit(max(csv.field_size_limit(), max_line))
+    source = _CsvLines(path, max_line)
+    reader = csv.reader(source, delimiter=delimiter, strict=True)
+    names: list[str] | None = None
+    columns: list[str] = []
+    while True:
+        source.begin()
+        record: list[str] | PromptError | None
+        try:
+            record = next(reader, None)
+        except PromptError as error:
+            record = error
+        except csv.Error as error:
+            reason = "a quote is never closed" if source.ended else shown(str(error).partition(" - ")[0])
+            record = PromptError(
+                f"{source.where} is not valid CSV: {reason}",
+                'put fields with separators, quotes or line breaks in "quotes", and write a quote in them twice',
+            )
+        if record is None:
+            return
+        record = source.problem or record
+        if isinstance(record, list) and not any(record):
+            continue
+        if names is None:
+            if isinstance(record, PromptError):
+                raise InputError(record.message, record.hint)
+            names = [name.strip() for name in record]
+            columns = _columns(
+                shown(path), names, wanted, f"the first row of a CSV file names its columns; {wanted.hint}"
+            )
+            continue
+        yield (
+            source.where,
+            record if isinstance(record, PromptError) else _csv_row(source.where, names, record, columns, wanted),
+        )
+
+
+def _csv_row(where: str, names: list[str], cells: list[str], columns: list[str], wanted: Wanted) -> Row | PromptError:
+    if len(cells) != len(names):
+        return PromptError(
+            f"{where} has {len(cells)} fields, and the first row names {len(names)}",
+            'put fields with separators, quotes or line breaks in "quotes"',
+        )
+    row: Row = {}
+    for name in columns:
+        cell = cells[names.index(name)]
+        value: object = cell or None
+        if cell and name in wanted.lists:
+            value = _json(f"{where}, field {name!r}", cell, "in a CSV file a list is written as JSON")
+        if isinstance(value, PromptError):
+            return value
+        row[name] = value
+    return row
+
+
+class _CsvLines:
+    """A file's lines for `csv.reader`, which joins those that a quoted field runs over.
+
+    Attributes:
+        where: the place of the record's first line.
+        problem: why the record cannot be used, though it can be told from the next.
+        ended: whether there are no more lines.
+    """
+
+    def __init__(self, path: str, max_line: int) -> None:
+        self._lines = _raw_lines(path, max_line)
+        self._most, self._size = max_line, 0
+        self.where = ""
+        self.problem: PromptError | None = None
+        self.ended = False
+
+    def begin(self) -> None:
+        """A record begins with the next line."""
+        self.where, self.problem, self._size = "", None, 0
+
+    def __iter__(self) -> _CsvLines:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines, None)
+        if line is None:
+            self.ended = True
+            raise StopIteration
+        where, raw, whole = line
+        self.where = self.where or where
+        self._size += len(raw)
+        if not whole or self._size > self._most:
+            raise PromptError(
+                f"{self.where} is longer than {self._most:,} bytes",
+                "split it into shorter rows, or close a quote that was left open",
+            )
+        text = decoded(where, raw)
+        if isinstance(text, PromptError):
+            self.problem = self.problem or text
+            return raw.decode(errors="replace").replace("\0", " ")
+        return text
+
+
 def _parquet_rows(path: str, wanted: Wanted) -> Iterator[tuple[str, Row | PromptError]]:
     import pyarrow.parquet as pq
 
-    if path == STDIN or path.lower().endswith(".gz"):
+    if path == STDIN or unpacked(path) != path:
         raise InputError(
             f"{shown(path)}: Parquet is read from an unpacked file only", "write it to a file and pass that"
         )
@@ -385,11 +543,13 @@ def _one_row(batch: Any) -> Row | str:
     return row
 
 
-def _columns(name: str, found: list[str], wanted: Wanted) -> list[str]:
-    """The columns to read; InputError if they are of no layout, as then no row can be used."""
+def _columns(name: str, found: list[str], wanted: Wanted, hint: str = "") -> list[str]:
+    """The columns to read; InputError if they are of no layout, as then no row can be used, or one stands twice."""
     if not any(set(layout) <= set(found) for layout in wanted.layouts):
-        raise InputError(f"{name} must have {_asked(wanted)}, but has {listed(map(repr, found))}", wanted.hint)
+        raise InputError(f"{name} must have {_asked(wanted)}, but has {listed(map(repr, found))}", hint or wanted.hint)
     fields = dict.fromkeys([*itertools.chain(*wanted.layouts), *wanted.also])
+    if twice := [field for field in fields if found.count(field) > 1]:
+        raise InputError(f"{name} has the column {twice[0]!r} twice", "leave one of them out")
     return [field for field in fields if field in found]
 
 
@@ -399,18 +559,34 @@ def _asked(wanted: Wanted) -> str:
 
 @contextmanager
 def _opened(path: str) -> Iterator[IO[bytes]]:
+    """A file's bytes, unpacked where its name or its first bytes say that it is packed."""
     if path == STDIN:
         if sys.stdin is None:
             raise InputError("stdin is closed", "pass a file, or pipe prompts in")
-        yield sys.stdin.buffer
+        buffer = sys.stdin.buffer
+        yield _unpacking(path, buffer) if isinstance(buffer, io.BufferedReader) else buffer
         return
     check_file(path)
     try:
-        stream = cast(IO[bytes], gzip.open(path) if path.lower().endswith(".gz") else Path(path).open("rb"))  # noqa: SIM115
+        stream = Path(path).open("rb")  # noqa: SIM115
     except OSError as error:
         raise _unreadable(path, error) from error
     with stream:
-        yield stream
+        yield _unpacking(path, stream)
+
+
+def _unpacking(path: str, stream: io.BufferedReader) -> IO[bytes]:
+    try:
+        head = stream.peek(len(_ZSTD))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if path.lower().endswith(".gz") or head.startswith(_GZIP):
+        return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
+    if path.lower().endswith(".zst") or head.startswith(_ZSTD):
+        import pyarrow as pa
+
+        return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"))
+    return stream
 
 
 def _read_line(stream: IO[bytes], max_line: int) -> tuple[bytes, bool]:

@@ -19,6 +19,8 @@ GENERATE = "hf-generate"
 BUDGETS = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = ("0", "1", "2", "3", "4", "5–7", "8 or more")
 LEAST_TRIED = 5
+FEW = 5
+"""Prompts below which a group says little: its intervals are too narrow."""
 DEPTHS = 12
 
 _RESAMPLES = 2_000
@@ -172,7 +174,8 @@ def steps_of(path: Path, prompts: Sequence[str]) -> dict[str, dict[str, Any]]:
     `lengths`: how many steps accepted so many tokens. `depth`: of the steps whose draft went on to a depth behind what
     was accepted before it, how many accepted a token there. `budget`: MAT of the same steps, had only the likeliest so
     many nodes been verified (the text would have gone on otherwise: an estimate, and only up to what was drafted).
-    `shares` and `rate` are what is plotted of them. `cost`: median seconds of a pass with its verification, by rows.
+    `shares` and `rate` are what is plotted of them, `low` and `high` the rate's interval. `cost`: median seconds of a
+    pass with its verification, by rows.
     """
     wanted = set(prompts)
     found: dict[str, _Seen] = defaultdict(_Seen)
@@ -189,8 +192,8 @@ class _Seen:
     def __init__(self) -> None:
         self.prefills = self.steps = self.most = self.tokens = 0
         self.lengths: Counter[int] = Counter()
-        self.tried: Counter[int] = Counter()
-        self.taken: Counter[int] = Counter()
+        self.tried: dict[int, Counter[str]] = defaultdict(Counter)
+        self.taken: dict[int, Counter[str]] = defaultdict(Counter)
         self.kept: Counter[int] = Counter()
         self.cost: dict[int, list[float]] = defaultdict(list)
 
@@ -206,8 +209,8 @@ class _Seen:
         path = row["path"][:accepted]
         for depth, node in enumerate((-1, *path)):
             if node in parents:
-                self.tried[depth + 1] += 1
-                self.taken[depth + 1] += depth < accepted
+                self.tried[depth + 1][row["prompt"]] += 1
+                self.taken[depth + 1][row["prompt"]] += depth < accepted
         self.tokens += row["committed"]
         kept = dict.fromkeys(BUDGETS, 0)
         if path:
@@ -246,9 +249,15 @@ class _Seen:
         return [some[place] / (self.steps or 1) for place in range(len(LENGTHS))]
 
     def _depth(self, depth: int) -> dict[str, Any]:
-        tried, taken = self.tried[depth], self.taken[depth]
-        rate = taken / tried if depth <= DEPTHS and tried >= LEAST_TRIED else None
-        return {"depth": depth, "tried": tried, "accepted": taken, "rate": rate}
+        prompts = list(self.tried[depth])
+        tried, taken = (
+            np.array([counts[depth][prompt] for prompt in prompts], np.float64) for counts in (self.tried, self.taken)
+        )
+        found = {"depth": depth, "tried": int(tried.sum()), "accepted": int(taken.sum())}
+        rate: Estimate = {"value": None, "low": None, "high": None}
+        if depth <= DEPTHS and tried.sum() >= LEAST_TRIED:
+            rate = ratio(taken, tried, resamples(len(prompts))) or rate
+        return {**found, "rate": rate["value"], "low": rate["low"], "high": rate["high"]}
 
 
 def passes_of(steps: Mapping[str, Mapping[str, Any]]) -> list[dict[str, float]]:

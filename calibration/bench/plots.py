@@ -1,12 +1,15 @@
-"""Plots as inline SVG: no script, no font, no file. Every mark carries the numbers that it shows."""
+"""Plots as SVG: no script, no font, no file. Every mark carries the numbers that it shows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape as html_escape
 from typing import Any
+
+from specds.printing import printable
 
 WIDTH = 400
 HUES = 8
@@ -16,6 +19,56 @@ _LONGEST = 24
 _ROW = 22
 _HEIGHT = 230
 _DASHES = ("", "6 3", "2 3")
+_KEY_WIDTH, _KEY_HEIGHT = 30, 18
+_SAVED_WIDTH = 800
+_DECADES = 3
+
+
+def escape(text: str) -> str:
+    """Text for a page or an SVG file, in which there is nothing that XML knows no character for."""
+    return html_escape(printable(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A drawing and the names of its series.
+
+    Attributes:
+        title: said to who cannot see it.
+        height: of a drawing that is WIDTH wide.
+        parts: SVG elements.
+        keys: (name, SVG element of 22 × 12) of each series; none where names stand in the drawing.
+    """
+
+    title: str
+    height: float
+    parts: Sequence[str]
+    keys: Sequence[tuple[str, str]] = ()
+
+    def inline(self) -> str:
+        """For a page that has the style; the keys wrap where it is narrow."""
+        box = f'viewBox="0 0 {WIDTH} {self.height:g}" role="img" aria-label="{escape(self.title)}"'
+        drawing = f'<svg class="plot" {box}>{"".join(self.parts)}</svg>'
+        items = "".join(
+            f'<li><svg class="key" viewBox="0 0 22 12" aria-hidden="true">{mark}</svg>{escape(name)}</li>'
+            for name, mark in self.keys
+        )
+        return drawing + (f'<ul class="legend">{items}</ul>' if items else "")
+
+    def file(self, style: str) -> str:
+        """An SVG file, with its keys and a style that `settled` made."""
+        keys = []
+        for number, (name, mark) in enumerate(self.keys):
+            top = self.height + _KEY_HEIGHT * number
+            keys.append(f'<g transform="translate(14 {top:g})">{mark}</g>')
+            keys.append(f'<text class="name" x="{14 + _KEY_WIDTH}" y="{top + 10:g}">{escape(name)}</text>')
+        height = self.height + _KEY_HEIGHT * len(self.keys)
+        size = f'width="{_SAVED_WIDTH}" height="{_SAVED_WIDTH * height / WIDTH:g}" viewBox="0 0 {WIDTH} {height:g}"'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" {size} font-family="sans-serif">'
+            f"<title>{escape(self.title)}</title><style>{style}</style>"
+            f'<rect class="paper" width="{WIDTH}" height="{height:g}"/>{"".join((*self.parts, *keys))}</svg>\n'
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +79,7 @@ class Interval:
     value: float
     low: float | None
     high: float | None
+    best: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +90,44 @@ class Line:
         points: (x, y), by ascending x.
         hue: its colour's number; series of one method have one colour in all plots.
         marks: whether points are shown alone, without a line.
+        band: (low, high) at each point, where they are known.
     """
 
     name: str
     points: Sequence[tuple[float, float]]
     hue: int
     marks: bool = False
+    band: Sequence[tuple[float, float] | None] = ()
 
 
-def intervals(title: str, rows: Sequence[Interval], reference: float, label: str) -> str:
-    """A dot plot: a row each, with a line at `reference`."""
-    left = _margin([row.name for row in rows])
+def settled(style: str) -> str:
+    """A style in which no colour is a variable, as other programs than browsers know none."""
+    colours = dict(re.findall(r"--(\w+): (#\w+)", style))
+    variable = re.compile(r"var\(--(\w+)\)")
+    rules = []
+    for selector, body in re.findall(r"([^{}]+)\{([^{}]*)\}", style):
+        if "var(--hue)" in body:
+            every = [
+                (f"{selector.strip()}.hue{hue}", body.replace("var(--hue)", colours[f"hue{hue}"]))
+                for hue in range(HUES)
+            ]
+        else:
+            every = [(selector.strip(), body)]
+        for name, one in every:
+            if not one.strip().startswith("--"):
+                rules.append(f"{name} {{{variable.sub(lambda found: colours[found[1]], one).strip()}}}")
+    return "".join(rules)
+
+
+def interval_ticks(rows: Sequence[Interval], reference: float) -> list[float]:
+    """An axis on which all of some rows can be shown."""
     ends = [reference, *(end for row in rows for end in (row.low, row.value, row.high) if end is not None)]
-    ticks = nice_ticks(min(0.0, *ends), max(ends), 5)
+    return nice_ticks(min(0.0, *ends), max(ends), 5)
+
+
+def intervals(title: str, rows: Sequence[Interval], reference: float, label: str, ticks: Sequence[float]) -> Plot:
+    """A dot plot: a row each, with a line at `reference`, over an axis that several plots can share."""
+    left = _margin([row.name for row in rows])
     height = 14 + _ROW * len(rows) + 34
     x = _scale(ticks[0], ticks[-1], left, WIDTH - 16)
     parts = _x_axis(ticks, x, height - 34, label)
@@ -61,11 +140,12 @@ def intervals(title: str, rows: Sequence[Interval], reference: float, label: str
             tip += f" ({row.low:.3f} to {row.high:.3f})"
             parts.append(f'<line class="whisker" x1="{x(row.low):.1f}" x2="{x(row.high):.1f}" y1="{y}" y2="{y}"/>')
         data = _data(series=row.name, value=row.value, low=row.low, high=row.high)
-        parts.append(f'<circle class="dot" cx="{x(row.value):.1f}" cy="{y}" r="4.5" {data}>{_tip(tip)}</circle>')
-    return _svg(title, height, parts)
+        kind = "dot best" if row.best else "dot"
+        parts.append(f'<circle class="{kind}" cx="{x(row.value):.1f}" cy="{y}" r="4.5" {data}>{_tip(tip)}</circle>')
+    return Plot(title, height, parts)
 
 
-def shares(title: str, rows: Sequence[tuple[str, Sequence[float]]], labels: Sequence[str], axis: str) -> str:
+def shares(title: str, rows: Sequence[tuple[str, Sequence[float]]], labels: Sequence[str], axis: str) -> Plot:
     """Stacked bars: each row's shares of 1, one for each label."""
     left = _margin([name for name, _ in rows])
     height = 14 + _ROW * len(rows) + 34
@@ -84,15 +164,32 @@ def shares(title: str, rows: Sequence[tuple[str, Sequence[float]]], labels: Sequ
                     f'height="{_ROW - 6}" {data}>{_tip(tip)}</rect>'
                 )
             start += value
-    return _svg(title, height, parts)
+    keys = [(label, f'<rect class="step{place}" x="5" width="12" height="12"/>') for place, label in enumerate(labels)]
+    return Plot(title, height, parts, keys)
 
 
 def lines(
-    title: str, series: Sequence[Line], x_label: str, y_label: str, *, doubling: bool = False, least: float = 0.0
-) -> str:
-    """A line plot; `doubling` puts equal distances between doublings of x, with 0 before 1. y begins at `least`."""
+    title: str,
+    series: Sequence[Line],
+    x_label: str,
+    y_label: str,
+    *,
+    doubling: bool = False,
+    log: bool = False,
+    least: float = 0.0,
+) -> Plot:
+    """A line plot.
+
+    Args:
+        doubling: equal distances between doublings of x, with 0 before 1.
+        log: equal distances between equal ratios of y, all of which are above 0; else y begins at `least`.
+    """
     every = [point for line in series for point in line.points]
-    y_ticks = nice_ticks(min([least, *(y for _, y in every)]), max([y for _, y in every], default=1.0), 5)
+    heights = [y for _, y in every] + [end for line in series for ends in line.band for end in ends or ()]
+    if log:
+        y_ticks = log_ticks(min(heights), max(heights))
+    else:
+        y_ticks = nice_ticks(min([least, *heights]), max(heights, default=1.0), 5)
     left = 14 + _LETTER * max(len(_number(tick)) for tick in y_ticks)
     widest = max([x for x, _ in every], default=1.0)
     if doubling:
@@ -101,46 +198,71 @@ def lines(
     else:
         x_ticks = [float(tick) for tick in range(1, max(2, int(widest)) + 1, max(1, int(widest) // 8))]
     place = _doubled if doubling else float
+    level: Callable[[float], float] = math.log10 if log else float
     scale = _scale(place(x_ticks[0]), max(place(x_ticks[-1]), place(widest)), left, WIDTH - 16)
-    y = _scale(y_ticks[0], y_ticks[-1], _HEIGHT - 40, 24)
+    across = _scale(level(y_ticks[0]), level(y_ticks[-1]), _HEIGHT - 40, 24)
     parts = _x_axis(x_ticks, lambda tick: scale(place(tick)), _HEIGHT - 40, x_label)
     parts.append(f'<text class="label" x="4" y="12">{escape(y_label)}</text>')
     for tick in y_ticks:
-        parts.append(f'<line class="grid" x1="{left:.1f}" x2="{WIDTH - 16}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
-        parts.append(
-            f'<text class="tick" x="{left - 5:.1f}" y="{y(tick) + 4:.1f}" text-anchor="end">{_number(tick)}</text>'
-        )
+        y = across(level(tick))
+        parts.append(f'<line class="grid" x1="{left:.1f}" x2="{WIDTH - 16}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{left - 5:.1f}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
     for line in series:
-        spots = [(scale(place(one)), y(other)) for one, other in line.points]
+        parts += _band(line, lambda one: scale(place(one)), lambda one: across(level(one)))
+    for line in series:
+        spots = [(scale(place(one)), across(level(other))) for one, other in line.points]
         if not line.marks:
             path = " ".join(f"{one:.1f},{other:.1f}" for one, other in spots)
-            dash = _DASHES[line.hue // HUES % len(_DASHES)]
-            style = f' stroke-dasharray="{dash}"' if dash else ""
-            parts.append(f'<polyline class="line hue{line.hue % HUES}"{style} points="{path}"/>')
-        for (one, other), point in zip(spots, line.points, strict=True):
-            data = _data(series=line.name, x=point[0], y=point[1])
-            tip = _tip(f"{line.name}: {_number(point[0])}, {point[1]:.4g}")
+            parts.append(f'<polyline class="line hue{line.hue % HUES}"{_dash(line)} points="{path}"/>')
+        bands = line.band or [None] * len(spots)
+        for (one, other), point, ends in zip(spots, line.points, bands, strict=True):
+            low, high = ends or (None, None)
+            data = _data(series=line.name, x=point[0], y=point[1], low=low, high=high)
+            said = "" if low is None else f" ({low:.4g} to {high:.4g})"
+            tip = _tip(f"{line.name}: {_number(point[0])}, {point[1]:.4g}{said}")
             radius = 4.5 if line.marks else 2.6
             parts.append(
                 f'<circle class="point hue{line.hue % HUES}{" alone" if line.marks else ""}" cx="{one:.1f}" '
                 f'cy="{other:.1f}" r="{radius}" {data}>{tip}</circle>'
             )
-    return _svg(title, _HEIGHT, parts)
+    return Plot(title, _HEIGHT, parts, [(line.name, _key(line)) for line in series])
 
 
-def legend(series: Sequence[Line]) -> str:
-    """The names of a line plot's series, with their colours; wraps where the page is narrow."""
-    items = []
-    for line in series:
-        dash = _DASHES[line.hue // HUES % len(_DASHES)]
-        style = f' stroke-dasharray="{dash}"' if dash and not line.marks else ""
-        key = (
-            f'<circle class="point hue{line.hue % HUES} alone" cx="11" cy="6" r="4.5"/>'
-            if line.marks
-            else f'<line class="line hue{line.hue % HUES}"{style} x1="0" x2="22" y1="6" y2="6"/>'
-        )
-        items.append(f'<li><svg class="key" viewBox="0 0 22 12" aria-hidden="true">{key}</svg>{escape(line.name)}</li>')
-    return f'<ul class="legend">{"".join(items)}</ul>'
+def _band(line: Line, x: Callable[[float], float], y: Callable[[float], float]) -> list[str]:
+    """An area for each run of points whose ends are known; an upright stroke for a point on its own."""
+    runs: list[list[tuple[float, float, float]]] = [[]]
+    for (one, _), ends in zip(line.points, line.band, strict=False):
+        if ends is None:
+            runs.append([])
+        else:
+            runs[-1].append((x(one), y(ends[0]), y(ends[1])))
+    parts = []
+    for run in filter(None, runs):
+        edge = [(one, low) for one, low, _ in run] + [(one, high) for one, _, high in reversed(run)]
+        points = " ".join(f"{one:.1f},{other:.1f}" for one, other in edge)
+        parts.append(f'<polygon class="band hue{line.hue % HUES}" points="{points}"/>')
+    return parts
+
+
+def _dash(line: Line) -> str:
+    dash = _DASHES[line.hue // HUES % len(_DASHES)]
+    return f' stroke-dasharray="{dash}"' if dash and not line.marks else ""
+
+
+def _key(line: Line) -> str:
+    if line.marks:
+        return f'<circle class="point hue{line.hue % HUES} alone" cx="11" cy="6" r="4.5"/>'
+    return f'<line class="line hue{line.hue % HUES}"{_dash(line)} x1="0" x2="22" y1="6" y2="6"/>'
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten (of many decades only the powers) from at most `low` to at least `high`."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if len(powers) <= _DECADES + 1 else (1,)
+    ticks = [factor * 10.0**power for power in powers for factor in factors]
+    first = max(tick for tick in ticks if tick <= low * (1 + 1e-9))
+    last = min((tick for tick in ticks if tick >= high * (1 - 1e-9) and tick > first), default=10 * first)
+    return [round(tick, 12) for tick in ticks if first <= tick <= last] or [first, last]
 
 
 def nice_ticks(low: float, high: float, count: int) -> list[float]:
@@ -195,8 +317,3 @@ def _data(**values: object) -> str:
 
 def _tip(text: str) -> str:
     return f"<title>{escape(text)}</title>"
-
-
-def _svg(title: str, height: float, parts: Sequence[str]) -> str:
-    box = f'viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}"'
-    return f'<svg class="plot" {box}>{"".join(parts)}</svg>'

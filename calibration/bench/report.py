@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
+import re
 from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specds.calibration.bench.figures import ALL, GENERATE, LEAST_TRIED, LENGTHS
+from specds.calibration.bench.figures import ALL, FEW, GENERATE, LEAST_TRIED, LENGTHS
 from specds.calibration.bench.judge import PLAIN
-from specds.calibration.bench.plots import Interval, Line, intervals, legend, lines, shares
+from specds.calibration.bench.plots import (
+    Interval,
+    Line,
+    Plot,
+    escape,
+    interval_ticks,
+    intervals,
+    lines,
+    settled,
+    shares,
+)
+from specds.calibration.bench.tables import Figure, Grid, Row
 from specds.printing import printable
 
 _MOST_PROBLEMS = 20
-_STYLE = Path(__file__).with_name("report.css")
+_STYLE, _PLOT_STYLE = (Path(__file__).with_name(name) for name in ("report.css", "plot.css"))
+# Of the cost curve at least so many rows are shown, and twice as many as the widest pass of the run had.
+_LEAST_ROWS = 16
 
 
 def report(summary: dict[str, Any]) -> str:
@@ -22,16 +38,15 @@ def report(summary: dict[str, Any]) -> str:
     model = summary["options"]["model"]
     groups, methods = summary["groups"], [one["name"] for one in summary["methods"]]
     hue = {name: number for number, name in enumerate(methods)}
-    parts = [_head(summary), _verdict(summary)]
+    plot_style = _PLOT_STYLE.read_text()
+    parts = [_head(summary)]
+    if groups:
+        parts.append(_headline(summary, groups[-1]))
+    parts.append(_verdict(summary))
     if groups:
         parts += [
             _overview(summary, groups[-1]),
-            _section(
-                "Speedup by task",
-                _speedups(groups),
-                "Median over prompts of plain decoding's time per token over the method's; bars are 95 % intervals by "
-                "bootstrap over prompts, paired.",
-            ),
+            _speedups(summary),
             _by_group("Speedup and MAT by task", summary),
             _quality(summary, groups[-1]),
             _drafts(summary, groups[-1], hue),
@@ -44,11 +59,78 @@ def report(summary: dict[str, Any]) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<title>specds bench: {escape(model['name'])}</title><style>{_STYLE.read_text()}</style></head>\n"
+        f"<title>specds bench: {escape(model['name'])}</title><style>{plot_style}{_STYLE.read_text()}</style></head>\n"
         f"<body><main>{''.join(filter(None, parts))}</main></body></html>\n"
     )
     # What an id or a name holds that is no character to be seen (an escape sequence, a lone surrogate) is spelled out.
     return printable(page, lines=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fastest:
+    """A method with its speedup over plain decoding."""
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+
+    @property
+    def text(self) -> str:
+        interval = "" if self.low is None or self.high is None else f" ({self.low:.2f}–{self.high:.2f})"
+        return f"{self.value:.2f} × plain decoding{interval}"
+
+
+def _ranked(summary: dict[str, Any], group: dict[str, Any], *, lossless: bool) -> list[_Fastest]:
+    """The methods but plain decoding, the fastest first: those that promise its text, or the others."""
+    found = [
+        _Fastest(one["name"], **group["methods"][one["name"]]["speedup"][PLAIN])
+        for one in summary["methods"]
+        if one["name"] != PLAIN and bool(one["lossless"]) is lossless
+    ]
+    return sorted(found, key=lambda one: -one.value)
+
+
+def _best(summary: dict[str, Any], group: dict[str, Any]) -> str:
+    """The fastest of the methods that promise plain decoding's text, plain decoding included."""
+    ranked = _ranked(summary, group, lossless=True)
+    return ranked[0].name if ranked and ranked[0].value > 1 else PLAIN
+
+
+def _headline(summary: dict[str, Any], group: dict[str, Any]) -> str:
+    """What came of it, in a sentence or two; nothing where it is not to be relied on."""
+    ranked, lossy = (_ranked(summary, group, lossless=own) for own in (True, False))
+    if not summary["valid"] or not (ranked or lossy):
+        return ""
+    count = _count(group["prompts"], "prompt")
+    said = []
+    if ranked:
+        best, *others = ranked
+        if best.low is None or best.low > 1:
+            said.append(f"{best.name} is the fastest: {best.text} over {count}, with the same text.")
+            near = [one.name for one in others if None not in (one.high, best.low) and one.high >= best.low]  # type: ignore[operator]
+            if near:
+                said.append(f"Within its interval: {', '.join(near[:3])}{' and others' if len(near) > 3 else ''}.")
+        elif best.value > 1:
+            said.append(
+                f"No method is surely faster than plain decoding: {best.name} comes nearest, {best.text} over {count}."
+            )
+        else:
+            said.append(f"Plain decoding is the fastest: {best.name}, the next, is {best.text} over {count}.")
+    if lossy and (not ranked or lossy[0].value > max(1.0, ranked[0].value)):
+        said.append(f"{lossy[0].name}, which does not promise the same text, is {lossy[0].text}.")
+    return f'<p class="headline">{escape(" ".join(said))}</p>{_caution([group])}'
+
+
+def _caution(groups: Sequence[dict[str, Any]]) -> str:
+    few = [f"{group['group']} ({group['prompts']})" for group in groups if group["prompts"] < FEW]
+    if not few:
+        return ""
+    which = "There are" if len(groups) == 1 else f"{', '.join(few)}:"
+    return (
+        f'<p class="careful">⚠ {escape(which)} fewer than {FEW} prompts: too few to say how fast others would be, and '
+        "the intervals are too narrow.</p>"
+    )
 
 
 def _head(summary: dict[str, Any]) -> str:
@@ -60,7 +142,8 @@ def _head(summary: dict[str, Any]) -> str:
         f"{model['name']}, {model['dtype']}, {options['runtime']} runtime, {how}, at most "
         f"{options['max_new_tokens']} tokens a turn. {summary['prompts']['compared']} prompts, "
         f"{len(summary['methods'])} methods, {_count(options['repeats'], 'repeat')}. "
-        f"{machine.get('gpu') or machine.get('processor', '')}, {machine.get('threads', '?')} threads."
+        f"{machine.get('gpu') or machine.get('processor', '')}"
+        + (f", {_count(machine['threads'], 'thread')}." if "threads" in machine else "")
     )
     return f"<header><h1>How fast, and is it the same text?</h1><p>{escape(line)}</p></header>"
 
@@ -94,22 +177,23 @@ def _overview(summary: dict[str, Any], group: dict[str, Any]) -> str:
     generate = any(one["name"] == GENERATE for one in summary["methods"])
     columns = ["method", "× plain", *(["× generate"] if generate else []), "tokens/s", "MAT"]
     columns += ["accepted of path", "of nodes", "nodes a step", "drafting", "same text"]
+    best = _best(summary, group)
     rows = []
     for one in summary["methods"]:
         own = group["methods"][one["name"]]
-        cells = [_estimate(own["speedup"][PLAIN], 2)]
-        cells += [_estimate(own["speedup"][GENERATE], 2)] if generate else []
-        cells += [_estimate(own["tokens_per_second"], 1), _estimate(own["mat"], 2)]
-        cells += [_percent(own[name]) for name in ("acceptance", "node_acceptance")]
-        drafted = own["drafted_per_step"]
-        cells += [f"{drafted['value']:.1f}" if drafted else "–", _percent(own["drafting"], 2)]
-        lossy = "" if one["lossless"] else "<br><small>not promised</small>"
-        cells.append(f"{own['same']} of {own['answers']}{lossy}")
-        kind = " <small>peer</small>" if one["peer"] else ""
-        rows.append((escape(one["name"]) + kind, cells))
-    return _section(
-        f"All prompts ({group['prompts']})" if group["group"] == ALL else escape(group["group"]), _table(columns, rows)
-    )
+        cells: list[Any] = [Figure.of(own["speedup"][PLAIN], 2)]
+        cells += [Figure.of(own["speedup"][GENERATE], 2)] if generate else []
+        cells += [Figure.of(own["tokens_per_second"], 1), Figure.of(own["mat"], 2)]
+        cells += [Figure.of(own[name], 1, percent=True, alone=True) for name in ("acceptance", "node_acceptance")]
+        cells += [
+            Figure.of(own["drafted_per_step"], 1, alone=True),
+            Figure.of(own["drafting"], 2, percent=True, alone=True),
+        ]
+        cells.append(f"{own['same']} of {own['answers']}" + ("" if one["lossless"] else ", not promised"))
+        kind = frozenset({-1} if one["name"] == best else ())
+        rows.append(Row(one["name"], cells, "peer" if one["peer"] else "", kind))
+    title = f"All prompts ({group['prompts']})" if group["group"] == ALL else group["group"]
+    return _section(title, _table(Grid("overview", columns, rows)))
 
 
 def _by_group(title: str, summary: dict[str, Any]) -> str:
@@ -117,25 +201,44 @@ def _by_group(title: str, summary: dict[str, Any]) -> str:
     if len(groups) < 2:
         return ""
     columns = ["method", *(f"{group['group']} ({group['prompts']})" for group in groups)]
+    best = [_best(summary, group) for group in groups]
     rows = []
     for one in summary["methods"]:
-        cells = []
-        for group in groups:
-            own = group["methods"][one["name"]]
-            mat = f"MAT {own['mat']['value']:.2f}" if own["mat"] else "MAT –"
-            cells.append(f"{_estimate(own['speedup'][PLAIN], 2)}<br>{mat}")
-        rows.append((escape(one["name"]), cells))
-    return _section(title, _table(columns, rows))
+        own = [group["methods"][one["name"]] for group in groups]
+        cells = [(Figure.of(some["speedup"][PLAIN], 2), Figure.of(some["mat"], 2, alone=True)) for some in own]
+        marked = frozenset(place for place, name in enumerate(best) if name == one["name"])
+        rows.append(Row(one["name"], cells, best=marked))
+    return _section(
+        title, _table(Grid("by-task", columns, rows, ("", "MAT"))), "The fastest of each task stands in bold."
+    )
 
 
-def _speedups(groups: Sequence[dict[str, Any]]) -> str:
+def _speedups(summary: dict[str, Any]) -> str:
+    groups = summary["groups"]
+    rows = {
+        group["group"]: [
+            Interval(name, **own["speedup"][PLAIN], best=name == _best(summary, group))
+            for name, own in group["methods"].items()
+            if name != PLAIN
+        ]
+        for group in groups
+    }
+    every = [row for some in rows.values() for row in some]
+    if not every:
+        return ""
+    ticks = interval_ticks(every, 1.0)
     figures = []
     for group in groups:
-        rows = [Interval(name, **own["speedup"][PLAIN]) for name, own in group["methods"].items() if name != PLAIN]
-        if rows:
-            title = f"{group['group']} ({_count(group['prompts'], 'prompt')})"
-            figures.append(_figure(title, intervals(f"Speedup: {title}", rows, 1.0, "× plain decoding")))
-    return f'<div class="plots">{"".join(figures)}</div>'
+        title = f"{group['group']} ({_count(group['prompts'], 'prompt')})"
+        plot = intervals(f"Speedup: {title}", rows[group["group"]], 1.0, "× plain decoding", ticks)
+        few = f"⚠ Fewer than {FEW} prompts." if group["prompts"] < FEW else ""
+        figures.append(_figure(title, plot, few))
+    return _section(
+        "Speedup by task",
+        (_caution(groups) if len(groups) > 1 else "") + f'<div class="plots">{"".join(figures)}</div>',
+        "Median over prompts of plain decoding's time per token over the method's; bars are 95 % intervals by "
+        "bootstrap over prompts, paired. All panels have one axis; the fastest has a ring.",
+    )
 
 
 def _quality(summary: dict[str, Any], group: dict[str, Any]) -> str:
@@ -145,18 +248,17 @@ def _quality(summary: dict[str, Any], group: dict[str, Any]) -> str:
     rows = []
     for name in [PLAIN, *lossy]:
         own = group["methods"][name]
-        graded = f" <small>of {own['graded']}</small>" if own["graded"] else ""
-        cells = [_estimate(own["speedup"][PLAIN], 2), f"{own['log_p']:.3f}" if own["log_p"] is not None else "–"]
-        cells += [f"{own['same']} of {own['answers']}"]
-        cells += [f"{own[key]:.3f}" if own[key] is not None else "–" for key in ("rouge_l_plain", "rouge_l")]
-        cells += [(f"{own['correct']:.1%}" if own["correct"] is not None else "–") + graded]
-        rows.append((escape(name), cells))
-    columns = ["method", "× plain", "log p a token", "unchanged", "ROUGE-L to plain", "to reference", "correct"]
+        cells: list[Any] = [Figure.of(own["speedup"][PLAIN], 2), Figure(own["log_p"], digits=3)]
+        cells.append(f"{own['same']} of {own['answers']}")
+        cells += [Figure(own[key], digits=3) for key in ("rouge_l_plain", "rouge_l")]
+        cells += [Figure(own["correct"], digits=1, percent=True), str(own["graded"])]
+        rows.append(Row(name, cells))
+    columns = ["method", "× plain", "log p a token", "unchanged", "ROUGE-L to plain", "to reference", "correct", "of"]
     text = (
         "Methods that do not promise plain decoding's text: what it is worth. log p is the mean log-probability of the "
         "text's tokens under the target."
     )
-    return _section("Quality", _table(columns, rows), text)
+    return _section("Quality", _table(Grid("quality", columns, rows)), text)
 
 
 def _drafts(summary: dict[str, Any], group: dict[str, Any], hue: dict[str, int]) -> str:
@@ -164,38 +266,31 @@ def _drafts(summary: dict[str, Any], group: dict[str, Any], hue: dict[str, int])
     drafting = {name: own for name, own in steps.items() if len(own["budget"]) > 1}
     figures = []
     if drafting:
-        rows = [(name, own["shares"]) for name, own in drafting.items()]
-        keys = "".join(f'<li><i class="step{place}"></i>{label}</li>' for place, label in enumerate(LENGTHS))
-        figures.append(
-            _figure(
-                "Accepted tokens a step",
-                shares("Accepted tokens a step", rows, LENGTHS, "share of steps") + f'<ul class="legend">{keys}</ul>',
-                "How many drafted tokens a step accepts, prefills left out.",
-            )
-        )
-        depth = [
-            Line(name, [(one["depth"], one["rate"]) for one in own["depth"] if one["rate"] is not None], hue[name])
-            for name, own in drafting.items()
-        ]
+        title = "Accepted tokens a step"
+        plot = shares(title, [(name, own["shares"]) for name, own in drafting.items()], LENGTHS, "share of steps")
+        figures.append(_figure(title, plot, "How many drafted tokens a step accepts, prefills left out."))
+        depth = [_acceptance(name, own["depth"], hue[name]) for name, own in drafting.items()]
         depth = [line for line in depth if line.points]
         if depth:
+            title = "Acceptance by depth"
             figures.append(
                 _figure(
-                    "Acceptance by depth",
-                    lines("Acceptance by depth", depth, "depth in the draft", "accepted there") + legend(depth),
+                    title,
+                    lines(title, depth, "depth in the draft", "accepted there"),
                     f"Of the steps that accepted all before a depth and drafted there, the share that accepted a "
-                    f"token. Depths tried less than {LEAST_TRIED} times are not shown.",
+                    f"token, with 95 % intervals by bootstrap over prompts. Depths tried less than {LEAST_TRIED} times "
+                    "are not shown.",
                 )
             )
+        title = "MAT against budget"
         mat = [
             Line(name, [(one["budget"], one["mat"]) for one in own["budget"]], hue[name])
             for name, own in drafting.items()
         ]
         figures.append(
             _figure(
-                "MAT against budget",
-                lines("MAT against budget", mat, "nodes verified a step, at most", "MAT", doubling=True, least=1.0)
-                + legend(mat),
+                title,
+                lines(title, mat, "nodes verified a step, at most", "MAT", doubling=True, least=1.0),
                 "What the same steps would have accepted, had only their likeliest nodes been verified. An estimate: "
                 "the steps after them would have been others. The last point is what was measured.",
             )
@@ -204,26 +299,34 @@ def _drafts(summary: dict[str, Any], group: dict[str, Any], hue: dict[str, int])
     return _section("Drafts and passes", f'<div class="plots">{"".join(filter(None, figures))}</div>')
 
 
+def _acceptance(name: str, depths: Sequence[dict[str, Any]], hue: int) -> Line:
+    shown = [one for one in depths if one["rate"] is not None]
+    band = [None if one["low"] is None else (one["low"], one["high"]) for one in shown]
+    return Line(name, [(one["depth"], one["rate"]) for one in shown], hue, band=band)
+
+
 def _cost(summary: dict[str, Any]) -> str:
-    curve = summary["cost"]
-    series = []
-    if curve:
-        series += [
-            Line(
-                f"behind {context:,} tokens", [(n, t * 1e3) for n, t in zip(curve["rows"], seconds, strict=True)], place
-            )
-            for place, (context, seconds) in enumerate(zip(curve["contexts"], curve["seconds"], strict=True))
-        ]
+    curve, series = summary["cost"], []
     seen = [(one["rows"], one["seconds"] * 1e3) for one in summary["passes"]]
+    reach = 2.0 ** math.ceil(math.log2(max(_LEAST_ROWS, *(2 * rows for rows, _ in seen)))) if seen else math.inf
+    if curve:
+        for place, (context, seconds) in enumerate(zip(curve["contexts"], curve["seconds"], strict=True)):
+            points = [(n, t * 1e3) for n, t in zip(curve["rows"], seconds, strict=True) if n <= reach]
+            series.append(Line(f"at context length {context:,}", points, place))
     if seen:
         series.append(Line("in this run", seen, len(series), marks=True))
+    series = [line for line in series if line.points]
     if not series:
         return ""
+    beyond = curve and max(curve["rows"]) > reach
     return _figure(
         "Cost of a pass",
-        lines("Cost of a pass", series, "rows: the last token and the drafted ones", "ms", doubling=True)
-        + legend(series),
-        "Lines are T(n) as `specds profile` measures it; dots are medians of this run's passes, verification included.",
+        lines(
+            "Cost of a pass", series, "query tokens: the last one and the drafted ones", "ms", doubling=True, log=True
+        ),
+        "Lines are T(n) as `specds profile` measures it; dots are medians of this run's passes, verification included. "
+        "Both axes are logarithmic."
+        + (f" What passes of more than {reach:.0f} query tokens cost stands in summary.json." if beyond else ""),
     )
 
 
@@ -233,10 +336,9 @@ def _differences(summary: dict[str, Any]) -> str:
         return ""
     rows = []
     for one in found[:_MOST_PROBLEMS]:
-        gap = "–" if one["gap"] is None else f"{one['gap']:.5f}"
-        cells = [escape(one["prompt"]), str(one["differs_turn"]), str(one["differs_at"]), gap]
-        cells.append("yes" if one["near_tie"] else "<b>no</b>")
-        rows.append((escape(one["method"]), cells))
+        cells: list[Any] = [one["prompt"], str(one["differs_turn"]), str(one["differs_at"])]
+        cells += [Figure(one["gap"], digits=5), "yes" if one["near_tie"] else "no"]
+        rows.append(Row(one["method"], cells))
     columns = ["method", "prompt", "turn", "token", "gap in logits", "near-tie"]
     text = (
         "Where a lossless method's text leaves plain decoding's. Up to a gap of "
@@ -244,7 +346,7 @@ def _differences(summary: dict[str, Any]) -> str:
     )
     if len(found) > _MOST_PROBLEMS:
         text += f" {len(found) - _MOST_PROBLEMS} more stand in summary.json."
-    return _section("Differences", _table(columns, rows), text)
+    return _section("Differences", _table(Grid("differences", columns, rows)), text)
 
 
 def _run(summary: dict[str, Any]) -> str:
@@ -260,7 +362,8 @@ def _run(summary: dict[str, Any]) -> str:
             if value is not None
         )
         blocks.append(f"<dl>{items}</dl>")
-    options = escape(json.dumps(summary["options"], indent=1, ensure_ascii=False))
+    written = json.dumps(summary["options"], indent=1, ensure_ascii=False)
+    options = "\n".join(map(escape, written.split("\n")))
     blocks.append(f"<details><summary>Options</summary><pre>{options}</pre></details>")
     return _section("The run", "".join(blocks))
 
@@ -288,31 +391,30 @@ def _section(title: str, body: str, text: str = "") -> str:
     return f"<section><h2>{escape(title)}</h2>{f'<p>{escape(text)}</p>' if text else ''}{body}</section>"
 
 
-def _figure(title: str, body: str, text: str = "") -> str:
-    return (
-        f"<figure><h3>{escape(title)}</h3>{body}{f'<figcaption>{escape(text)}</figcaption>' if text else ''}</figure>"
+def _figure(title: str, plot: Plot, text: str = "") -> str:
+    file = plot.file(settled(_PLOT_STYLE.read_text()))
+    save = _save(("SVG", f"{_file_name(plot.title)}.svg", "image/svg+xml", file))
+    caption = f"<figcaption>{escape(text)}</figcaption>" if text else ""
+    return f"<figure><h3>{escape(title)}</h3>{plot.inline()}{caption}{save}</figure>"
+
+
+def _table(grid: Grid) -> str:
+    return grid.html() + _save(
+        ("CSV", f"{grid.name}.csv", "text/csv", grid.csv()), ("LaTeX", f"{grid.name}.tex", "text/x-tex", grid.latex())
     )
 
 
-def _table(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Cells are HTML; column names are not."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
-    body = "".join(
-        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>' for name, cells in rows
+def _save(*files: tuple[str, str, str, str]) -> str:
+    """Links that hold the files themselves, so that they can be saved wherever the page lies."""
+    links = (
+        f'<a download="{escape(name)}" href="data:{kind};base64,{base64.b64encode(text.encode()).decode()}">{what}</a>'
+        for what, name, kind, text in files
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<p class="save">Save: {"".join(links)}</p>'
 
 
-def _estimate(one: dict[str, float | None] | None, digits: int) -> str:
-    if one is None:
-        return "–"
-    if one["low"] is None:
-        return f"{one['value']:.{digits}f}"
-    return f"{one['value']:.{digits}f}<br><small>{one['low']:.{digits}f}–{one['high']:.{digits}f}</small>"
-
-
-def _percent(one: dict[str, float | None] | None, digits: int = 1) -> str:
-    return "–" if one is None else f"{one['value']:.{digits}%}"
+def _file_name(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def _count(number: int, what: str) -> str:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from numpy.typing import NDArray
 
-from specds.datastore.corrections import Pair, Table, check_pair, key_of, read_table
+from specds.datastore.corrections import FREQUENCY, Pair, Table, check_pair, key_of, read_table
 from specds.decode.contracts import Rescue, Verdict
 from specds.decode.draft import Draft
 from specds.decode.registry import option
@@ -27,16 +27,18 @@ class Memory:
     Attributes:
         counts: by `key_of`, all of them.
         new: those that no table has yet.
+        least: λ, from which count on a draft is accepted.
     """
 
     counts: dict[int, int] = field(default_factory=dict)
     new: dict[int, int] = field(default_factory=dict)
+    least: int = FREQUENCY
 
     @classmethod
-    def of(cls, table: Table) -> Memory:
+    def of(cls, table: Table, least: int = FREQUENCY) -> Memory:
         """What a table holds."""
         keys = map(key_of, table.drafted.tolist(), table.picked.tolist())
-        return cls(dict(zip(keys, table.count.tolist(), strict=True)))
+        return cls(dict(zip(keys, table.count.tolist(), strict=True)), least=least)
 
     def add(self, key: int) -> None:
         """One more divergence of a pair."""
@@ -63,7 +65,7 @@ class Csd:
         """Options of CSD."""
 
         table: str = option("", "the correction table (Parquet); none: begin with no counts")
-        frequency: int = option(6, "λ: how often a divergence must have been seen (§5.1: 6)", least=0)
+        frequency: int = option(FREQUENCY, "λ: how often a divergence must have been seen (§5.1: 6)", least=0)
         tau: float = option(
             0.01,
             "τ: least ratio of the drafted token's probability to the target's (§5.1: 0.01); above 1: none",
@@ -80,7 +82,7 @@ class Csd:
         self._options = options
         self._picking = Picking(sampling)
         self._gate = gate(options.tau)
-        self.memory = recall(options.table, pair, any_draft=options.any_draft)
+        self.memory = recall(options.table, pair, any_draft=options.any_draft, least=options.frequency)
 
     def start(self, noise: Noise) -> None:
         """See `Verifier.start`."""
@@ -111,19 +113,19 @@ def gate(tau: float) -> float:
     return -math.inf if tau <= 0 else math.inf if tau > 1 else math.log(tau)
 
 
-def recall(table: str, pair: Pair | None, *, any_draft: bool = False) -> Memory:
+def recall(table: str, pair: Pair | None, *, any_draft: bool = False, least: int = FREQUENCY) -> Memory:
     """The memory of a table, or an empty one.
 
     Raises:
         InputError, CorruptTable, ForeignTable: what `read_table` and `check_pair` raise.
     """
     if not table:
-        return Memory()
+        return Memory(least=least)
     read = read_table(Path(table))
     if pair is not None:
         draft = read.pair.draft if any_draft else pair.draft
         check_pair(read, Pair(pair.target, draft, pair.tokenizer, pair.vocabulary), table)
-    return Memory.of(read)
+    return Memory.of(read, least)
 
 
 def best_child(

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from specds.datastore.corrections import Pair
+from specds.datastore.corrections import FREQUENCY, Pair
 from specds.decode.contracts import Rescue, Verdict
 from specds.decode.draft import Draft
 from specds.decode.registry import option
@@ -56,7 +56,7 @@ class Recurring:
         """Options of the memory."""
 
         table: str = option("", "the correction table (Parquet); none: begin with no counts")
-        frequency: int = option(6, "λ: how often a divergence must have been seen (§5.1: 6)", least=0)
+        frequency: int = option(FREQUENCY, "λ: how often a divergence must have been seen (§5.1: 6)", least=0)
         update: bool = option(True, "count the divergences of this run too")
         any_draft: bool = option(False, "take a table of another drafter or draft model of the same target")
 

@@ -489,6 +489,16 @@ def test_csd_from_calibration_to_a_table_that_learns(
     assert result.code == 0, result.err
     assert "5 prompts" in result.err
     assert result.out == ""
+    # So few prompts: nothing passes yet, and whoever makes, looks at or takes the table is told so.
+    highest = json.loads(run_cli("table", "inspect", table, "--json").out)["highest"]
+    assert highest < 6
+    rare = "more than once" if highest == 1 else f"more than {highest} times"
+    taken = run_cli("decode", "-p", prompts, "-d", "pld", "--verifier", "csd", "--table", table, *tiny_options)
+    for said in (result.err, run_cli("table", "inspect", table).out, taken.err):
+        assert rare in said
+        assert "from 6 times on" in said
+    untaught = run_cli("decode", "-p", prompts, "-d", "pld", "--verifier", "csd", *tiny_options)
+    assert "verifier csd starts with an empty table" in untaught.err
     again = run_cli("calibrate-csd", "-p", prompts, "--out", table, "-d", "pld", "--temperature", 1.5, *tiny_options)
     assert "0 prompts, 0 tokens counted; 5 were known" in again.err
     shown = run_cli("table", "inspect", table, "--json", "--model", tiny_options[1])
@@ -507,6 +517,8 @@ def test_csd_from_calibration_to_a_table_that_learns(
     assert sum(record["counters"]["rescued"] for record in records) > 0
     assert "(lossy)" in decoded.err
     assert "were let pass" in decoded.err
+    assert "starts with" not in decoded.err
+    assert "seen more than" not in decoded.err
     rows = pq.read_table(trace).to_pylist()
     passed = [(node, row) for row in rows for node in row["rescue_nodes"]]
     assert passed
@@ -534,6 +546,11 @@ def test_tables_are_added_cut_and_compared(
     shown = run_cli("table", "diff", one, other)
     assert shown.code == 0
     assert "counted differently" in shown.out
+    lines = run_cli("table", "diff", one, other, "--top", 2, "--model", tiny_options[1]).out.splitlines()
+    assert sum("'w" in line for line in lines) == 2
+    assert "more pair" in lines[-1]
+    lines = run_cli("table", "inspect", total, "--top", 1, "--model", tiny_options[1]).out.splitlines()
+    assert f"… and {counts[total]['pairs'] - 1:,} more pair" in lines[-1]
     twice = run_cli("table", "merge", one, total, "-o", small)
     assert twice.code == 2
     assert "count twice" in twice.err

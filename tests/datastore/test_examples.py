@@ -161,6 +161,20 @@ def test_parquet_without_the_columns_is_refused_and_says_what_it_has(write):
     assert list(read_examples(["a.parquet"], response_field="reply")) == [Example("a", (user("q"),), "r")]
 
 
+def test_csv_and_json_lines_give_the_same(write):
+    rows = [{"prompt": "a, b", "response": "c", "source": "x"}, {"messages": [user("q"), assistant("r")]}]
+    messages = json.dumps(rows[1]["messages"]).replace('"', '""')
+    table = f'prompt,response,source,messages\n"a, b",c,x,\n,,,"{messages}"\n'.encode()
+    Path(write("rows.csv.zst")).write_bytes(pa.compress(table, codec="zstd", asbytes=True))
+    assert list(read_examples(["rows.csv.zst"])) == list(read_examples([write("rows.jsonl", *rows)]))
+
+
+@pytest.mark.parametrize("name", ["owner/table.xlsx", "owner/table.arrow", "hf://owner/name", "s3://owner/name.csv"])
+def test_what_is_not_read_is_taken_for_no_data_set(name):
+    with pytest.raises(InputError, match=r"not read|nothing is read"):
+        read_examples([name])
+
+
 def test_stdin_is_json_lines(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "a"}\nb\n')))
     good, bad = read_examples(["-"])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specds.datastore.prompts import BadRow, Prompt, read_prompts
-from specds.datastore.rows import MAX_LINE
+from specds.datastore.rows import MAX_LINE, Wanted, rows
 from specds.errors import InputError, PromptError, UsageError
 
 
@@ -376,8 +376,8 @@ def test_file_without_permission(write):
 
 
 def test_unknown_format(write):
-    with pytest.raises(UsageError, match="'csv'"):
-        read_prompts([write("p.csv", "a")], format="csv")
+    with pytest.raises(UsageError, match="'docx'"):
+        read_prompts([write("p.csv", "a")], format="docx")
 
 
 def test_truncated_gz_gives_its_whole_rows_and_then_says_so(write):
@@ -487,3 +487,113 @@ def test_stdin_gives_a_prompt_before_the_next_is_written(monkeypatch, line):
     timer.cancel()
     os.close(write_end)
     assert list(prompts) == []
+
+
+# CSV, TSV and packed files
+
+
+def packed_zstd(content):
+    return pa.compress(content, codec="zstd", asbytes=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "pack"),
+    [
+        ("p.csv", ",", bytes),
+        ("P.TSV", "\t", bytes),
+        ("p.csv.gz", ",", gzip.compress),
+        ("p.tsv.zst", "\t", packed_zstd),
+        ("packed-without-a-word", ",", gzip.compress),
+    ],
+)
+def test_csv_rows_are_read_by_column_name(write, name, separator, pack):
+    lines = [
+        ["prompt", "id ", "task", "turns", "unused", "unused"],
+        ['"a ""b"", c\r\nd"', "x", "code", "", "1", "2"],
+        [""] * 6,
+        ["", "", "", '"[""a"", ""b""]"', "", ""],
+    ]
+    content = b"\xef\xbb\xbf" + b"\r\n".join(separator.join(line).encode() for line in lines)
+    found = list(
+        read_prompts(
+            [write(name, pack(content))],
+            format=None if "." in name else "csv",
+            group_field="task",
+        )
+    )
+    assert found == [
+        Prompt("x", ((user('a "b", c\r\nd'),),), group="code"),
+        Prompt("1", ((user("a"),), (user("b"),))),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "place", "says"),
+    [
+        (b"1,a,b", 3, "has 3 fields, and the first row names 2"),
+        (b"1", 3, "has 1 fields, and the first row names 2"),
+        (b"1,\xe9t\xe9", 3, "is not UTF-8: byte 0xe9"),
+        (b"1,a\0b", 3, "holds a NUL byte"),
+        (b'1,"a\n\xe9"', 4, "is not UTF-8"),
+        (b'1,"a"b', 3, "is not valid CSV"),
+        (b"1,a\rb", 3, "is not valid CSV: new-line character seen in unquoted field"),
+        (b"1,", 3, "must have"),
+        (b"1," + b"x" * MAX_LINE, 3, "is longer than 67,108,864 bytes"),
+    ],
+)
+def test_csv_row_that_cannot_be_used_leaves_the_others(write, lines, place, says):
+    first, bad, *rest = read_prompts([write("p.csv", b"id,prompt\n0,a\n" + lines + b"\n2,b\n")])
+    assert first.turns == ((user("a"),),)
+    assert bad.error.message.startswith(f"p.csv:row {place}")
+    assert says in bad.error.message
+    assert bad.error.message.isprintable()
+    assert bad.error.hint
+    assert rest[-1].turns == ((user("b"),),)
+
+
+def test_csv_quote_that_swallows_the_file_is_held_to_the_cap(write):
+    wanted = Wanted((("prompt",),))
+    path = write("p.csv", 'prompt\na\n"' + "b\n" * 1000)
+    found = list(rows(path, wanted, max_line=100))
+    assert found[1][0] == "p.csv:row 3"
+    assert "p.csv:row 3 is longer than 100 bytes" in found[1][1].message
+
+
+def test_csv_quote_that_is_never_closed_is_named_by_its_row(write):
+    _, bad = read_prompts([write("p.csv", 'prompt\na\n"b\nc\n')])
+    assert bad.error.message == "p.csv:row 3 is not valid CSV: a quote is never closed"
+
+
+def test_csv_field_that_is_longer_than_csv_modules_own_limit(write):
+    (prompt,) = read_prompts([write("p.csv", "prompt\n" + "x" * 300_000)])
+    assert len(prompt.turns[0][0]["content"]) == 300_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says", "hint"),
+    [
+        ("p.csv", b"Sort a list.,1\nReverse it.,2\n", "must have 'messages' or 'turns' or 'prompt'", "first row"),
+        ("p.csv", b"prompt,prompt\na,b\n", "the column 'prompt' twice", "leave one"),
+        ("p.csv", b"pr\xffmpt\na\n", "row 1 is not UTF-8", "UTF-8"),
+        ("p.csv", "\ufeffprompt\n".encode("utf-16-le"), "is UTF-16", "UTF-8"),
+        ("p.csv.zst", b"prompt\na\n", "row 1 cannot be read", "damaged"),
+        ("p.jsonl.zst", packed_zstd(os.urandom(5000).hex().encode())[:2000], "cannot be read", "cut short"),
+        ("p.parquet.zst", b"", "unpacked file only", "write it"),
+        ("p.xlsx", b"PK", "spreadsheets are not read", "CSV"),
+        ("p.jsonl.bz2", b"BZh", "packed like this are not read", ".gz or .zst"),
+        ("p.pdf", b"%PDF", "documents are not read", "text"),
+    ],
+)
+def test_file_of_rows_that_cannot_be_read(write, name, content, says, hint):
+    with pytest.raises(InputError) as caught:
+        list(read_prompts([write(name, content)]))
+    assert caught.value.message.startswith(name)
+    assert says in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/p.jsonl", "hf://datasets/a/b/p.csv", "https://x.org/p.jsonl.gz"])
+def test_address_is_refused_before_anything_is_read(path):
+    with pytest.raises(InputError, match="nothing is read over " + path.partition("//")[0]) as caught:
+        read_prompts([path])
+    assert "download" in caught.value.hint

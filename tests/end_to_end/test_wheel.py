@@ -30,7 +30,9 @@ def test_the_wheel_holds_every_module_and_the_demo(wheel: Path) -> None:
             inside = path.relative_to(ROOT).as_posix()
             assert (inside if folder == "specds" else f"specds/{inside}") in held
     assert {"specds/py.typed", "specds/cli/demo/corpus.jsonl", "specds/cli/demo/prompts.jsonl"} <= held
-    assert {"specds/calibration/bench/report.css", "specds/decode/acceptance.json"} <= held
+    assert {f"specds/calibration/bench/{name}.css" for name in ("report", "plot")} | {
+        "specds/decode/acceptance.json"
+    } <= held
     assert not any("tests/" in name or name.endswith((".gguf", ".safetensors")) for name in held)
 
 

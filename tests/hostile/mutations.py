@@ -352,12 +352,53 @@ def mutate_safetensors(rng: Rng, data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-def mutate_gzip(rng: Rng, data: bytes, inner: Callable[[Rng, bytes], bytes], others: Sequence[bytes]) -> bytes:
-    """A gzip file that is broken, or holds something broken."""
+def mutate_packed(rng: Rng, data: bytes, inner: Callable[[Rng, bytes], bytes], others: Sequence[bytes]) -> bytes:
+    """A .gz or .zst file that is broken, or holds something broken."""
     if rng.random() < 0.5:
         return mutate_bytes(rng, data, others)
-    packed = gzip.compress(inner(rng, gzip.decompress(data)), mtime=0)
+    if data.startswith(b"\x1f\x8b"):
+        packed = gzip.compress(inner(rng, gzip.decompress(data)), mtime=0)
+    else:
+        plain = pa.CompressedInputStream(pa.BufferReader(data), "zstd").read()
+        packed = pa.compress(inner(rng, plain), codec="zstd", asbytes=True)
     return rng.choice([packed, packed, packed + packed, packed + b"\0" * 100, packed + b"x"])
+
+
+def mutate_csv(rng: Rng, data: bytes) -> bytes:
+    """A table of text whose quotes, delimiters, names or fields are others."""
+    rows = data.split(b"\n")
+    place = rng.randrange(len(rows))
+    odd = [one.encode("utf-8", "surrogatepass") for one in _ODD if isinstance(one, str)]
+    odd += [
+        b'"',
+        b'""',
+        b",",
+        b"\t",
+        b";",
+        b"\r",
+        b"\r\n",
+        b'"a\nb"',
+        b'[1, "x"]',
+        b'["w1"',
+        b"=1+1",
+        b"\xff",
+        b"[" * 3_000,
+    ]
+    match rng.randrange(5):
+        case 0:
+            fields = rows[place].split(b",")
+            fields[rng.randrange(len(fields))] = rng.choice(odd)
+            rows[place] = rng.choice([b",", b",", b"\t", b";"]).join(fields)
+        case 1:
+            here = rng.randrange(len(rows[place]) + 1)
+            rows[place] = rows[place][:here] + rng.choice(odd) + rows[place][here:]
+        case 2:
+            rows.insert(place, rng.choice([*rows, *odd]))
+        case 3:
+            del rows[place]
+        case _:
+            rows[place] = rows[place].replace(b",", rng.choice(odd), rng.choice([1, 9]))
+    return b"\n".join(rows)
 
 
 def reseal(store: Path) -> bool:

@@ -46,11 +46,12 @@ from .mutations import (
     Rng,
     mutate_array,
     mutate_bytes,
-    mutate_gzip,
+    mutate_csv,
     mutate_json,
     mutate_lines,
     mutate_metadata,
     mutate_npy,
+    mutate_packed,
     mutate_parquet,
     mutate_safetensors,
     seal_manifest,
@@ -104,6 +105,10 @@ def make_base(folder: Path, model: LanguageModel) -> None:
     )
     Path("p.txt").write_text("w1 w2\nw3\n\n  w4 w5\n")
     Path("p.jsonl.gz").write_bytes(gzip.compress(Path("p.jsonl").read_bytes(), mtime=0))
+    Path("p.jsonl.zst").write_bytes(pa.compress(Path("p.jsonl").read_bytes(), codec="zstd", asbytes=True))
+    Path("p.csv").write_text('id,prompt,group\n1,"w1, w2",a\n2,"w3\nw4",b\n3,w5 "w6",\n')
+    Path("turns.tsv").write_text('id\tturns\n1\t["w1", "w2"]\n2\t["w3"]\n')
+    Path("e.csv").write_text("question,answer,source\nw1,w2 w3,x\nw4,w5,\n")
     pq.write_table(pa.Table.from_pylist(prompts), "p.parquet")
     turns = [{"id": n, "turns": [f"w{n}", "w2"]} for n in range(3)]
     pq.write_table(pa.Table.from_pylist(turns), "turns.parquet")
@@ -133,6 +138,10 @@ def make_base(folder: Path, model: LanguageModel) -> None:
     decode = ("decode", "--max-new-tokens", "12", *MODEL)
     command(*decode, "-p", "p.jsonl", "-s", STORE, "--output", "a.jsonl", "--trace", "t.parquet")
     command(*decode, "-p", "p2.jsonl", "-d", "none", "--output", "a2.jsonl")
+    steps: dict[str, list[Any]] = {}
+    for row in pq.read_table("t.parquet").to_pylist():
+        steps.setdefault(row["prompt"], []).append(row)
+    Path(".t2.parquet.journal").write_text("".join(json.dumps(one) + "\n" for one in steps.values()))
     csd = ("calibrate-csd", "-p", "p.jsonl", "-d", "rest", "-s", STORE, "--max-new-tokens", "12", *MODEL)
     command(*csd, "--out", "table.parquet")
     command(*csd, "--out", "table2.parquet", "--limit", "2")
@@ -260,7 +269,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
         return mutate_metadata(rng, data, b"specds", seal_table)
 
     def packed(rng: Rng, data: bytes) -> bytes:
-        return mutate_gzip(rng, data, rng.choice([raw, rows]), others)
+        return mutate_packed(rng, data, rng.choice([raw, rows]), others)
 
     sealed, rows = _sealed_manifest, mutate_lines
 
@@ -393,7 +402,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
         ),
         Reader(
             "trace",
-            {"t.parquet": (table, table, table, raw)},
+            {"t.parquet": (table, table, table, raw), ".t2.parquet.journal": (rows, rows, raw)},
             read_trace,
             [
                 ("explain", "t.parquet"),
@@ -522,10 +531,20 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
             [("decode", "-p", "p.txt", "-d", "none", "--max-new-tokens", "2", *MODEL)],
         ),
         Reader(
-            "prompts: gzip",
-            {"p.jsonl.gz": (packed,)},
-            partial(read_rows, ["p.jsonl.gz"]),
-            [("decode", "-p", "p.jsonl.gz", "-d", "none", "--max-new-tokens", "2", *MODEL)],
+            "prompts: packed",
+            {"p.jsonl.gz": (packed,), "p.jsonl.zst": (packed,)},
+            partial(read_rows, ["p.jsonl.gz", "p.jsonl.zst"]),
+            [("decode", "-p", "p.jsonl.gz", "-p", "p.jsonl.zst", "-d", "none", "--max-new-tokens", "2", *MODEL)],
+        ),
+        Reader(
+            "prompts: CSV",
+            {"p.csv": (mutate_csv, mutate_csv, raw), "turns.tsv": (mutate_csv, raw), "e.csv": (mutate_csv, raw)},
+            lambda: [read_rows(["p.csv", "turns.tsv"]), list(read_examples(["e.csv"]))],
+            [
+                ("decode", "-p", "p.csv", "-p", "turns.tsv", "-d", "none", "--max-new-tokens", "2", *MODEL),
+                ("ingest", "e.csv", "-s", "new.ds", "--model", "model"),
+            ],
+            weight=2,
         ),
         Reader(
             "examples",
@@ -657,8 +676,10 @@ def read_trace() -> None:
     passes.curve()
     explain("t.parquet")
     answers.read_answers("t.parquet", read_prompts(["p.jsonl"]), tokenizer())
-    with trace.TraceWriter(Path("t.parquet")) as writer:
-        writer.carry_over({"p1", "p2"})
+    trace.lacking("t.parquet")
+    for name in ("t.parquet", "t2.parquet"):
+        with trace.TraceWriter(Path(name), resumable=True) as writer:
+            writer.carry_over(["p1", "p2"])
 
 
 def read_results() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specds.calibration.bench.compare import overlaps
 from specds.calibration.bench.figures import BUDGETS, DEPTHS, LEAST_TRIED, _Seen, middle, ratio, resamples
 from specds.calibration.bench.judge import differs
-from specds.calibration.bench.plots import nice_ticks
+from specds.calibration.bench.plots import log_ticks, nice_ticks
 from specds.calibration.bench.quality import common, correct, rouge_l
 from specds.decode.draft import Draft
 
@@ -89,6 +89,7 @@ def test_what_steps_show_is_what_brute_force_counts(case: list[tuple[Draft, list
         seen.add(
             {
                 "step": number + 1,
+                "prompt": str(number % 3),
                 "drafted": len(draft),
                 "accepted": len(path),
                 "committed": len(path) + (not cut),
@@ -129,6 +130,8 @@ def test_what_steps_show_is_what_brute_force_counts(case: list[tuple[Draft, list
         assert one["accepted"] == sum(len(path) >= one["depth"] for path in tried)
         shown = len(tried) >= LEAST_TRIED and one["depth"] <= DEPTHS
         assert one["rate"] == (pytest.approx(one["accepted"] / len(tried)) if shown else None)
+        if one["low"] is not None:
+            assert one["low"] <= one["rate"] <= one["high"]
     assert all(one["seconds"] == 0.5 and one["steps"] >= 3 for one in found["cost"])
 
 
@@ -204,3 +207,13 @@ def test_ticks_hold_the_range_between_them(one: int, other: int, count: int) -> 
     assert ticks[0] <= low + 1e-6 * max(1, high)
     assert ticks[-1] >= high - 1e-6 * max(1, high)
     assert len(ticks) <= 2 * count + 2
+
+
+@given(st.floats(1e-4, 1e6), st.floats(1, 1e7))
+def test_ticks_of_a_logarithmic_axis_hold_the_range_between_them(low: float, ratio: float) -> None:
+    ticks = log_ticks(low, low * ratio)
+    assert ticks == sorted(set(ticks))
+    assert len(ticks) >= 2
+    assert ticks[0] <= low * (1 + 1e-6)
+    assert ticks[-1] >= low * ratio * (1 - 1e-6)
+    assert len(ticks) <= 14

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import csv
 import json
 import re
 import shutil
@@ -11,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from statistics import median
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -23,7 +26,7 @@ from specds.model import LanguageModel
 
 from .conftest import Bench, case
 
-_VOID = {"meta", "link", "br", "circle", "line", "rect", "polyline"}
+_VOID = {"meta", "link", "br", "circle", "line", "rect", "polyline", "polygon"}
 _BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -82,7 +85,15 @@ def test_every_plotted_number_is_in_the_parquet_files(measured: dict[str, Any], 
         for mark in page.marks("Cost of a pass")
         if mark["data-series"] != "in this run"
     }
-    expected = {(n, t * 1e3) for line in curve.seconds for n, t in zip(curve.rows, line, strict=True)}
+    # No pass of the run is wider than the lossy one's budget; what matters of the curve is not much more than that.
+    widest = max(step["drafted"] + 1 for step in steps if step["step"])
+    assert widest <= 8
+    expected = {
+        (n, t * 1e3)
+        for line in curve.seconds
+        for n, t in zip(curve.rows, line, strict=True)
+        if n <= max(16, 2 * widest)
+    }
     assert shown == expected
 
 
@@ -130,6 +141,17 @@ def _check_steps(page: Page, steps: list[Row]) -> None:
         ]
         rate = sum(step["accepted"] > before for step in tried) / len(tried)
         assert float(mark["data-y"] or 0) == pytest.approx(rate)
+        prompts = {step["prompt"] for step in tried}
+        assert ("data-low" in mark) is (len(prompts) > 1)
+        if len(prompts) > 1:
+            rates = [
+                sum(step["accepted"] > before for step in tried if step["prompt"] == one)
+                / sum(step["prompt"] == one for step in tried)
+                for one in prompts
+            ]
+            low, high = (float(mark[f"data-{name}"] or 0) for name in ("low", "high"))
+            assert min(rates) - 1e-9 <= low <= rate <= high <= max(rates) + 1e-9
+    assert "polygon" in {tag for tag, _, plot in page.elements if plot == "Acceptance by depth"}
     passes = [mark for mark in page.marks("Cost of a pass") if mark["data-series"] == "in this run"]
     assert passes
     for mark in passes:
@@ -149,7 +171,9 @@ def test_the_page_needs_nothing_from_outside(measured: dict[str, Any]) -> None:
     for _, attributes, _ in page.elements:
         assert not any(name.startswith("on") for name in attributes)
         for name in ("src", "href", "xlink:href", "srcset", "action", "data"):
-            assert (attributes.get(name) or "data:,") == "data:,"
+            # Nothing but what the page holds itself, to be saved.
+            held = "download" in attributes and re.match(r"data:[a-z/+-]+;base64,", attributes.get(name) or "")
+            assert held or (attributes.get(name) or "data:,") == "data:,"
     assert not re.search(r"url\(|@import|https?:", text)
     assert "viewport" in text
     assert "prefers-color-scheme: dark" in text
@@ -162,11 +186,89 @@ def test_what_is_measured_is_text_and_not_markup(measured: dict[str, Any]) -> No
     hostile["valid"] = False
     hostile["problems"] = [{"kind": "text", "method": "<em>m</em>", "prompt": "<u>", "text": "</main>"}]
     hostile["sessions"][0]["command"] = "</dd><script src='http://x'>"
-    hostile["options"]["group"] = "</pre><script>"
+    hostile["options"]["group"] = "</pre><script>\x9b2J"
+    hostile["differences"] = [
+        {"method": "m", "prompt": "\x1b[2J", "differs_turn": 0, "differs_at": 0, "gap": None, "near_tie": False}
+    ]
     page = Page(report(hostile))
     assert not {tag for tag, _, _ in page.elements} & {"script", "em", "u"}
     assert "<script>alert(1)</script>&" in page.text
+    assert "\\x1b[2J" in page.text
+    assert all(one.isprintable() or one == "\n" for one in page.text)
     assert "Not valid." in page.text
+
+
+def _estimates(value: float, low: float | None, high: float | None) -> dict[str, Any]:
+    return {"speedup": {"none": {"value": value, "low": low, "high": high}}}
+
+
+@pytest.mark.parametrize(
+    ("pld", "adapld", "lossy", "says", "best"),
+    [
+        (
+            (1.5, 1.2, 1.9),
+            (2.0, 1.8, 2.2),
+            (1.9, 1.8, 2.0),
+            "adapld@6 is the fastest: 2.00 × plain decoding",
+            "adapld@6",
+        ),
+        ((1.9, 1.2, 2.9), (2.0, 1.8, 2.2), (1.9, 1.8, 2.0), "Within its interval: pld@6.", "adapld@6"),
+        ((1.1, 0.8, 1.9), (1.0, 0.8, 2.2), (0.9, 0.8, 1.0), "No method is surely faster than plain decoding", "pld@6"),
+        ((0.7, 0.6, 0.9), (0.8, 0.6, 0.9), (0.9, 0.8, 1.0), "Plain decoding is the fastest: adapld@6", "none"),
+        ((1.5, 1.2, 1.9), (1.3, 1.2, 1.9), (3.0, 2.8, 3.1), "pld@6!lossy?tau=0.2, which does not promise", "pld@6"),
+    ],
+)
+def test_the_page_begins_with_what_came_of_it(
+    measured: dict[str, Any], pld: Any, adapld: Any, lossy: Any, says: str, best: str
+) -> None:
+    values = {"pld@6": pld, "adapld@6": adapld, "pld@6!lossy?tau=0.2": lossy}
+    for group in measured["groups"]:
+        for name, value in values.items():
+            group["methods"][name] |= _estimates(*value)
+    text = report(measured)
+    headline = re.search(r'class="headline">(.*?)</p>', text)
+    assert headline is not None
+    assert says in headline[1]
+    (row,) = re.findall(r'<tr class="best"><th scope="row">(.*?) <span', text)
+    assert row == best
+    # Three prompts a group.
+    assert "group 0 (3), group 1 (3): fewer than 5 prompts" in Page(text).text
+    assert "headline" not in re.sub("(?s)<style>.*</style>", "", report({**measured, "valid": False}))
+
+
+def test_all_panels_have_one_axis(measured: dict[str, Any]) -> None:
+    for place, group in enumerate(measured["groups"]):
+        group["methods"]["pld@6"] |= _estimates(place + 1.5, None, None)
+    page = report(measured)
+    panels = re.findall(r'<svg class="plot"[^>]*aria-label="Speedup[^>]*>(.*?)</svg>', page)
+    ticks = {tuple(re.findall(r'class="tick" x="([^"]*)"[^>]*>([^<]*)<', panel)) for panel in panels}
+    assert len(panels) == 3
+    assert len(ticks) == 1
+
+
+def test_tables_and_plots_can_be_saved(measured: dict[str, Any]) -> None:
+    summary = json.loads(json.dumps({name: value for name, value in measured.items() if name != "path"}))
+    summary = json.loads(json.dumps(summary).replace("pld@6!lossy", "=pld_6%!lossy&"))
+    links = [attributes for tag, attributes, _ in Page(report(summary)).elements if tag == "a"]
+    files = {str(one["download"]): base64.b64decode((one["href"] or "").partition(",")[2]).decode() for one in links}
+    assert len(files) == len(links) >= 9
+    rows = list(csv.DictReader(files["overview.csv"].splitlines()))
+    for row, method in zip(rows, summary["methods"], strict=True):
+        own = summary["groups"][-1]["methods"][method["name"]]
+        assert row["method"].lstrip("'") == method["name"]
+        assert not row["method"].startswith("=")  # to a spreadsheet that would be a formula
+        for column, figure in (("× plain", own["speedup"]["none"]), ("MAT", own["mat"])):
+            assert [float(row[column + end]) for end in ("", " low", " high")] == list(figure.values())
+    latex = files["overview.tex"]
+    assert r"=pld\_6\%!lossy\&?tau=0.2 & " in latex
+    body = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    assert [len(re.findall(r"(?<!\\)&", line)) for line in body] == [8] * (1 + len(rows))
+    for name, file in files.items():
+        if name.endswith(".svg"):
+            drawing = ElementTree.fromstring(file)
+            assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+            assert "var(" not in file  # what draws for papers knows no variables
+            assert "hue1 {" in file.replace("'", "")
 
 
 def test_a_result_without_drafts_or_answers_still_has_a_page(run_bench: Bench) -> None:
@@ -186,6 +288,16 @@ def test_a_browser_shows_it_without_a_complaint_or_a_request(measured: dict[str,
     asking = tmp_path / "asking.html"
     asking.write_text(page.read_text().replace("<main>", "<main><img src='https://127.0.0.1:9/x.png'>"))
     assert "CONSOLE" in _browse(asking, tmp_path)[1]
+
+
+@pytest.mark.skipif(_BROWSER is None, reason="no headless browser here")
+def test_nothing_is_cut_on_a_phone(measured: dict[str, Any], tmp_path: Path) -> None:
+    cut = "e=>e.getBoundingClientRect().right>innerWidth||e.clientWidth&&e.scrollWidth>e.clientWidth+1"
+    asked = f"document.title=[...document.querySelectorAll('main,table,td,th,figure,p')].filter({cut}).length+' cut'"
+    page = re.sub("<meta http-equiv[^>]*>", "", (measured["path"] / "report.html").read_text())
+    phone = tmp_path / "phone.html"
+    phone.write_text(page.replace("</main>", f"</main><script>{asked}</script>"))
+    assert "<title>0 cut</title>" in _browse(phone, tmp_path)[0]
 
 
 def _browse(page: Path, folder: Path) -> tuple[str, str]:
