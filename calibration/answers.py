@@ -12,6 +12,7 @@ from specds.datastore.examples import Example, read_examples
 from specds.datastore.prompts import BadRow, Message, Prompt
 from specds.datastore.rows import check_file, lines, shown
 from specds.errors import InputError, PromptError
+from specds.printing import is_unicode
 from specds.tokenizer import Tokenizer
 
 
@@ -200,4 +201,6 @@ def _fields(where: str, part: Any, vocabulary: int) -> tuple[tuple[int, ...], st
     whole = isinstance(tokens, list) and all(type(token) is int and 0 <= token < vocabulary for token in tokens)
     if not whole or not tokens or not isinstance(text, str):
         raise InputError(f"{where} holds no token ids of this model", _SAME)
+    if not is_unicode(text):
+        raise InputError(f"{where} holds text with half of a surrogate pair, which no model writes", _SAME)
     return tuple(tokens), text

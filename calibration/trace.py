@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,10 +15,14 @@ from typing import Any, Self
 from specds.datastore.rows import check_file, shown
 from specds.decode.contracts import Step
 from specds.decode.pricing.curve import MOST_ROWS, Passes
-from specds.errors import InputError, OutputError, first_line
+from specds.errors import InputError, OutputError
 from specds.files import open_journal, remove_tree, replacing, target_of
+from specds.parquet import reading, require_columns
 
 _ROWS = 8_192
+_COUNTS = ("turn", "step", "position", "drafted", "accepted", "committed")
+# Of a part of one step; a year, in which no clock errs.
+_MOST_SECONDS = 3.2e7
 _KEY = b"specds"
 _HINT = "give a file that `decode --trace` wrote"
 
@@ -172,18 +176,17 @@ class TraceWriter:
 
         if not self._target.exists():
             return
-        try:
-            with pq.ParquetFile(self._target) as old:
-                if not old.schema_arrow.equals(trace_schema()):
-                    raise pa.ArrowInvalid("its columns are others")
-                for batch in old.iter_batches(_ROWS):
-                    columns = (batch.column(name).to_pylist() for name in ("prompt", "turn", "step"))
-                    mask = [wanted.takes(*row) for row in zip(*columns, strict=True)]
-                    yield batch.filter(pa.array(mask, pa.bool_()))
-        except pa.ArrowInvalid as error:
-            raise OutputError(f"{self._path} is not a trace: {first_line(error)}", "choose another --trace") from error
-        except OSError as error:
-            raise self._refused(error) from error
+
+        def refused(why: str) -> OutputError:
+            return OutputError(f"{self._path} is not a trace: {why}", "choose another --trace")
+
+        with reading(refused), pq.ParquetFile(self._target) as old:
+            if not old.schema_arrow.equals(trace_schema()):
+                raise pa.ArrowInvalid("its columns are others")
+            for batch in old.iter_batches(_ROWS):
+                columns = (batch.column(name).to_pylist() for name in ("prompt", "turn", "step"))
+                mask = [wanted.takes(*row) for row in zip(*columns, strict=True)]
+                yield batch.filter(pa.array(mask, pa.bool_()))
 
     def _refused(self, error: OSError) -> OutputError:
         return OutputError(f"cannot write the trace {self._path}: {error.strerror or error}", "check --trace")
@@ -274,18 +277,16 @@ def lacking(path: str) -> int:
     Raises:
         InputError: it cannot be read.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     check_file(path)
+    with reading(lambda why: InputError(f"{shown(path)} is no trace: {why}", _HINT)):
+        raw = (pq.read_schema(path).metadata or {}).get(_KEY, b"{}")
     try:
-        said = json.loads((pq.read_schema(path).metadata or {}).get(_KEY, b"{}"))
-        lacks = said.get("lacks", 0)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{shown(path)} is no trace: {first_line(error)}", _HINT) from error
+        lacks = json.loads(raw).get("lacks", 0)
     except (ValueError, AttributeError, RecursionError):
         return 0
-    return lacks if isinstance(lacks, int) else 0
+    return lacks if type(lacks) is int and 0 <= lacks < 1 << 62 else 0
 
 
 def read_trace(path: str, columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -297,14 +298,42 @@ def read_trace(path: str, columns: Sequence[str]) -> list[dict[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    def refused(why: str) -> InputError:
+        return InputError(f"{shown(path)} is no trace: {why}", _HINT)
+
     check_file(path)
-    try:
+    with reading(refused):
+        with pq.ParquetFile(path) as file:
+            require_columns(file.schema_arrow, pa.schema([trace_schema().field(name) for name in columns]))
         rows: list[dict[str, Any]] = pq.read_table(path, columns=list(columns)).to_pylist()
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise InputError(f"{shown(path)} is no trace: {first_line(error)}", _HINT) from error
-    if any(None in row.values() or len(row) != len(columns) for row in rows):
-        raise InputError(f"{shown(path)} is no trace: a field is empty", _HINT)
+    for row in rows:
+        if (problem := problem_of(row)) is not None:
+            raise refused(problem)
     return rows
+
+
+def problem_of(row: Mapping[str, Any]) -> str | None:
+    """What makes some fields of a step none that decoding wrote: an empty one, seconds that cannot be, no tree."""
+    for name, value in row.items():
+        if value is None or (isinstance(value, list) and None in value):
+            return f"a field {name!r} is empty"
+        if name.endswith("seconds"):
+            some = value if isinstance(value, list) else [value]
+            if not all(0 <= one <= _MOST_SECONDS for one in some):
+                return f"numbers that cannot be: {name} {value!r}"[:200]
+    parents, path = row.get("draft_parents"), row.get("path")
+    if parents is not None and not all(-1 <= parent < node for node, parent in enumerate(parents)):
+        return "a draft is no tree"
+    if parents is not None and len(row.get("draft_scores", parents)) != len(parents):
+        return "a draft's scores are not one a node"
+    if parents is not None and path is not None and not all(0 <= node < len(parents) for node in path):
+        return "a path leads out of its draft"
+    for name in _COUNTS:
+        if row.get(name, 0) < 0:
+            return f"numbers that cannot be: {name} {row[name]}"
+    if path is not None and row.get("accepted", 0) > len(path):
+        return "more tokens are accepted than the path has"
+    return None
 
 
 def read_passes(path: str) -> Passes:
@@ -317,14 +346,11 @@ def read_passes(path: str) -> Passes:
 
     columns = ("turn", "step", "position", "drafted", "forward_seconds", "verify_seconds")
     rows = read_trace(path, columns)
-    try:
-        turn, step, position, drafted = (np.array([row[name] for row in rows], np.int64) for name in columns[:4])
-        # On a GPU the wait for a pass is where its result is read.
-        forward, verify = (np.array([row[name] for row in rows], np.float64) for name in columns[4:])
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(f"{shown(path)} is no trace: {first_line(error)}", _HINT) from error
+    turn, step, position, drafted = (np.array([row[name] for row in rows], np.int64) for name in columns[:4])
+    # On a GPU the wait for a pass is where its result is read.
+    forward, verify = (np.array([row[name] for row in rows], np.float64) for name in columns[4:])
     seconds = forward + verify
-    if not np.isfinite(seconds).all() or (seconds < 0).any() or not ((drafted >= 0) & (drafted < MOST_ROWS)).all():
+    if not (drafted < MOST_ROWS).all():
         raise InputError(f"{shown(path)} is no trace: numbers that cannot be", _HINT)
     if not ((position >= 1) & (position < 1 << 40)).all():
         raise InputError(f"{shown(path)} is no trace: positions that cannot be", _HINT)

@@ -42,13 +42,14 @@ from specds.cli import (
     tune,
     verify,
 )
-from specds.cli.render import printable
-from specds.errors import Notice, SpecdsError
+from specds.errors import Notice, OutputError, SpecdsError, first_line, shortage
+from specds.printing import printable
 from specds.version import __version__
 
 # What the parser raises at wrong usage: click's class, or the copy of it that newer versions of typer carry.
 _WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 _INTERRUPTED = 130
+_usual_warning = warnings.showwarning
 _BY_SIGNAL = 128
 # What a supervisor, a batch system or a closing terminal ends a process with.
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -117,8 +118,8 @@ def main(
 def run() -> None:
     """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
     code = 1
-    _heed_ending()
     warnings.showwarning = _show_warning
+    _heed_ending()
     _shows_tracebacks.set(bool(os.environ.get("SPECDS_DEBUG")))
     try:
         result = app(standalone_mode=False)
@@ -128,9 +129,11 @@ def run() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except SpecdsError as error:
-        _complain(error.message, error.hint)
-        code = error.exit_code
+        told = shortage(error) or error
+        _complain(told.message, told.hint)
+        code = told.exit_code
     except _WrongUsage as error:
+        error.message = printable(error.message)
         error.show()
         code = error.exit_code
     except (BrokenPipeError, SystemExit):  # typer makes the second out of the first
@@ -142,12 +145,38 @@ def run() -> None:
         said = "interrupted" if ended_by is None else f"ended by {signal.Signals(ended_by).name}"
         _complain(said, "the same command goes on where it stopped, if it writes a store or --output")
         code = _INTERRUPTED if ended_by is None else _BY_SIGNAL + ended_by
-    except OSError as error:
-        _complain(f"{error.filename or 'output'}: {error.strerror or error}", "check the path and the free space")
-        _silence_stdout()
     except Exception as error:
-        _complain(f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}", "see it with --debug")
+        told = explained(error)
+        _complain(told.message, told.hint)
+        if isinstance(error, OSError):
+            _silence_stdout()
     sys.exit(code)
+
+
+def explained(error: Exception) -> SpecdsError:
+    """What the command line says of an error that nobody has given a name; "unexpected" is a bug."""
+    if (short := shortage(error)) is not None:
+        return short
+    if isinstance(error, OSError):
+        return OutputError(f"{error.filename or 'output'}: {error.strerror or error}", "check the path and free space")
+    if isinstance(error, ImportError):
+        return SpecdsError(f"a library cannot be loaded: {first_line(error)}", "install specds and what it needs again")
+    said = " ".join(str(error).split())[:300]
+    return SpecdsError(f"unexpected {type(error).__name__}: {said}", "see it with --debug")
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    if issubclass(category, Notice):
+        _say(f"note: {message}")
+    else:
+        _usual_warning(message, category, filename, lineno, file, line)
 
 
 def _heed_ending() -> None:
@@ -168,20 +197,6 @@ def _heed_ending() -> None:
         # nohup has them ignored, and an embedding program may have its own way.
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, end)
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    if issubclass(category, Notice):
-        _say(f"note: {message}")
-    else:
-        _usual_warning(message, category, filename, lineno, file, line)
 
 
 def _silence_stdout() -> None:

@@ -12,6 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+from specds.printing import printable
 
 if TYPE_CHECKING:
     from specds.calibration.evaluation import Evaluation
@@ -31,18 +34,21 @@ _PLAIN_WIDTH = 120
 _PROBLEMS = 10
 
 
+class Screen(Console):
+    """A console that shows no character that would move a cursor, wherever it comes from: a name in a store, an id."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Text from markup, as all that is printed passes here."""
+        return super().render_str(printable(text, lines=True), **options)
+
+
 def screen(*, stderr: bool) -> Console:
     """A console as wide as its terminal; output to a file or pipe is not folded to 80 columns."""
-    out = Console(stderr=stderr, highlight=False)
-    return out if out.is_terminal else Console(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
+    out = Screen(stderr=stderr, highlight=False)
+    return out if out.is_terminal else Screen(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
 
 
 console = screen(stderr=True)
-
-
-def printable(text: str) -> str:
-    """Text with everything that is no printable character spelled out."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def note(text: str) -> None:

@@ -8,8 +8,9 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,9 @@ from specds.errors import (
     StoreLocked,
     StoreVersionError,
     UsageError,
-    first_line,
 )
 from specds.files import locked, replacing, target_of
+from specds.parquet import reading
 
 FREQUENCY = 6
 """λ: how often a divergence must have been seen for a draft to be accepted (CSD, §5.1)."""
@@ -35,6 +36,9 @@ VERSION = 1
 _KEY = b"specds"
 _MOST_PAIRS = 1 << 26
 _MOST_JSON = 64 << 20
+# Sums of counts and of tables stay whole numbers of 64 bits.
+_MOST_COUNTED = 1 << 60
+_WHOSE = ("target", "draft", "tokenizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,54 +236,29 @@ def read_table(path: Path) -> Table:
         CorruptTable: it is truncated, edited, or no correction table.
         StoreVersionError: a newer version wrote it.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        if not path.is_file():  # a pipe would be waited for
-            raise FileNotFoundError
-        with pq.ParquetFile(path) as file:
-            raw = (file.schema_arrow.metadata or {}).get(_KEY, b"")
-            if len(raw) > _MOST_JSON or file.metadata.num_rows > _MOST_PAIRS:
-                raise CorruptTable(f"{path} is larger than any correction table")
-            if [(one.name, str(one.type)) for one in file.schema_arrow] != _COLUMNS:
-                raise CorruptTable(f"{path} is not a correction table: it has other columns")
-            record = _record(path, raw)
-            columns = file.read()
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise InputError(f"no correction table {path}", "specds calibrate-csd makes one") from error
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptTable(f"{path} is damaged or no correction table: {first_line(error)}") from error
-    drafted, picked, count = (columns.column(name).to_numpy() for name, _ in _COLUMNS)
-    if any(columns.column(name).null_count for name, _ in _COLUMNS):
-        raise CorruptTable(f"{path} is damaged: it has empty fields")
-    try:
-        table = Table(
-            Pair(
-                Identity(**record["pair"]["target"]),
-                Identity(**record["pair"]["draft"]),
-                Identity(**record["pair"]["tokenizer"]),
-                record["vocabulary"],
-            ),
-            drafted.astype(np.int32),
-            picked.astype(np.int32),
-            count.astype(np.int64),
-            record["prompts"],
-            record["tokens"],
-            tuple(record["done"]),
-            tuple(Provenance(**one) for one in record["history"]),
+    if not path.is_file():  # a pipe would be waited for
+        raise InputError(f"no correction table {path}", "specds calibrate-csd makes one")
+    with reading(partial(_corrupt, path)), pq.ParquetFile(path) as file:
+        raw = (file.schema_arrow.metadata or {}).get(_KEY, b"")
+        if len(raw) > _MOST_JSON or file.metadata.num_rows > _MOST_PAIRS:
+            raise ValueError("it is larger than any correction table")
+        if [(one.name, str(one.type)) for one in file.schema_arrow] != _COLUMNS:
+            raise ValueError("it has other columns")
+        described = _parse(path, raw)
+        columns = file.read()
+        if any(columns.column(name).null_count for name, _ in _COLUMNS):
+            raise ValueError("it has empty fields")
+        drafted, picked, count = (columns.column(name).to_numpy() for name, _ in _COLUMNS)
+        about = described.table
+        table = dataclasses.replace(
+            about, drafted=drafted.astype(np.int32), picked=picked.astype(np.int32), count=count.astype(np.int64)
         )
-        digest = _digest(table)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptTable(f"{path} is damaged: its description lacks {first_line(error)}") from error
-    if digest != record.get("sha256"):
-        raise CorruptTable(f"{path} is damaged or was edited: its contents are not what its writer wrote")
-    keys = _keys(table)
-    inside = len(table) == 0 or (
-        min(drafted.min(), picked.min()) >= 0 and max(drafted.max(), picked.max()) < table.pair.vocabulary
-    )
-    if not inside or (np.diff(keys) <= 0).any() or (count < 1).any():
-        raise CorruptTable(f"{path} is damaged: its pairs are not those of a correction table")
+        if _digest(table) != described.sha256:
+            raise ValueError("it was edited: its contents are not what its writer wrote")
+        if not _is_sound(table):
+            raise ValueError("its pairs are not those of a correction table")
     return table
 
 
@@ -382,7 +361,7 @@ def _described(table: Table) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "pair": {name: dataclasses.asdict(getattr(table.pair, name)) for name in ("target", "draft", "tokenizer")},
+        "pair": {name: dataclasses.asdict(getattr(table.pair, name)) for name in _WHOSE},
         "vocabulary": table.pair.vocabulary,
         "prompts": table.prompts,
         "tokens": table.tokens,
@@ -398,25 +377,84 @@ def _digest(table: Table) -> str:
     return digest.hexdigest()
 
 
-def _record(path: Path, raw: bytes) -> dict[str, Any]:
+def _is_sound(table: Table) -> bool:
+    """Whether pairs ascend, are of the vocabulary, and were counted."""
+    if not len(table):
+        return True
+    least = min(int(table.drafted.min()), int(table.picked.min()))
+    largest = max(int(table.drafted.max()), int(table.picked.max()))
+    ascend = bool((np.diff(_keys(table)) > 0).all())
+    return least >= 0 and largest < table.pair.vocabulary and ascend and int(table.count.min()) >= 1 and _adds_up(table)
+
+
+def _adds_up(table: Table) -> bool:
+    return float(table.count.astype(np.float64).sum()) < _MOST_COUNTED
+
+
+class _Described(NamedTuple):
+    """What a table's file says about itself: the table without its counts, and the digest of all."""
+
+    table: Table
+    sha256: Any
+
+
+def _parse(path: Path, raw: bytes) -> _Described:
+    """The description of a table, every field of it checked.
+
+    Raises:
+        StoreVersionError: a newer version wrote it.
+        ValueError: a field is missing, or of another type.
+    """
     try:
         record = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise CorruptTable(f"{path} is not a correction table: it does not describe itself") from error
+    except (ValueError, RecursionError):
+        record = None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise CorruptTable(f"{path} is not a correction table: it does not describe itself")
+        raise ValueError("it does not describe itself as one")
     version = record.get("version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise CorruptTable(f"{path} is damaged: its version is {version!r}")
+    if type(version) is not int or version < 1:
+        raise ValueError(f"its version is {str(version)[:40]!r}")
     if version > VERSION:
         raise StoreVersionError(f"{path} is of version {version}, and this specds reads {VERSION}", "update specds")
-    numbers = [record.get(name) for name in ("vocabulary", "prompts", "tokens")]
-    if any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in numbers):
-        raise CorruptTable(f"{path} is damaged: its numbers are none")
     done = record.get("done")
     if not isinstance(done, list) or any(not isinstance(one, str) for one in done) or done != sorted(set(done)):
-        raise CorruptTable(f"{path} is damaged: it does not say which prompts it counts")
-    texts = [value for one in record.get("pair", {}).values() if isinstance(one, dict) for value in one.values()]
-    if len(texts) != 6 or any(not isinstance(text, str) for text in texts):
-        raise CorruptTable(f"{path} is damaged: it does not say whose it is")
-    return record
+        raise ValueError("it does not say which prompts it counts")
+    history = record.get("history")
+    if not isinstance(history, list):
+        raise ValueError("it does not say how it came to be")
+    pair = record.get("pair")
+    if not isinstance(pair, dict) or pair.keys() != set(_WHOSE):
+        raise ValueError("it does not say whose it is")
+    target, draft, tokenizer = (Identity(**_texts(pair[name], Identity)) for name in _WHOSE)
+    return _Described(
+        dataclasses.replace(
+            Table.empty(Pair(target, draft, tokenizer, _count(record, "vocabulary"))),
+            prompts=_count(record, "prompts"),
+            tokens=_count(record, "tokens"),
+            done=tuple(done),
+            history=tuple(Provenance(**_texts(one, Provenance)) for one in history),
+        ),
+        record.get("sha256"),
+    )
+
+
+def _count(record: dict[str, Any], name: str) -> int:
+    number = record.get(name)
+    if type(number) is not int or not 0 <= number < _MOST_COUNTED:
+        raise ValueError(f"its {name} are no number")
+    return number
+
+
+def _texts(value: Any, kind: type[Identity] | type[Provenance]) -> dict[str, str]:
+    """The fields of a class of texts, from JSON."""
+    names = {one.name for one in dataclasses.fields(kind)}
+    if not isinstance(value, dict) or value.keys() != names or any(not isinstance(one, str) for one in value.values()):
+        raise ValueError("it does not say whose it is, or how it came to be")
+    return value
+
+
+def _corrupt(path: Path, why: str) -> CorruptTable:
+    return CorruptTable(
+        f"{path} is damaged or no correction table: {why}",
+        "restore it from a copy, or make it again with specds calibrate-csd",
+    )

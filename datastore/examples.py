@@ -18,7 +18,6 @@ from specds.datastore.rows import (
     document,
     format_of,
     id_of,
-    is_unicode,
     layout_of,
     rows,
     shown,
@@ -26,6 +25,7 @@ from specds.datastore.rows import (
     unpacked,
 )
 from specds.errors import PromptError, UsageError
+from specds.printing import is_unicode
 
 _MESSAGES: Layout = ("messages",)
 _TEXT: Layout = ("text",)

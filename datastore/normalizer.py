@@ -15,6 +15,9 @@ from specds.jit import compiled_loosely
 
 _EPSILON = 1e-6
 _CHUNK = 16_384
+# What a fit gives at most: scale is 1 / √(Var + ε), and components are rows of unit length. With larger numbers a key
+# would not be one. A state is far below this, in any model that computes with 16 bits.
+_MOST_MEAN, _MOST_SCALE, _MOST_COMPONENT = 1e9, 1.001 / _EPSILON**0.5, 1.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,8 @@ class Normalizer:
                 "run `specds build-dense --replace`",
             )
         key: NDArray[np.float32] = _key(self.mean, self.scale, self.components, state)
-        return key
+        # A state that is no number is near nothing, and a library may end the process that asks what is.
+        return key if np.isfinite(key).all() else np.zeros_like(key)
 
     def same(self, other: Normalizer) -> bool:
         """Whether keys of both can be compared: they are the same transformation."""
@@ -103,7 +107,7 @@ class Normalizer:
         """Read what `save` wrote.
 
         Raises:
-            ValueError: the arrays are missing or their shapes do not fit each other.
+            ValueError: the arrays are missing, their shapes do not fit each other, or no fit gives such numbers.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -117,6 +121,13 @@ class Normalizer:
             raise ValueError(f"{path.name}: {mean.dtype}, {scale.dtype} and {components.dtype}, not float32")
         if mean.shape != scale.shape or mean.ndim != 1 or components.shape[1:] != mean.shape:
             raise ValueError(f"{path.name}: shapes {mean.shape}, {scale.shape} and {components.shape} do not fit")
+        for name, numbers, most in (
+            ("mean", mean, _MOST_MEAN),
+            ("scale", scale, _MOST_SCALE),
+            ("components", components, _MOST_COMPONENT),
+        ):
+            if not (np.abs(numbers) <= most).all():  # nor is what is no number
+                raise ValueError(f"{path.name}: its {name} go beyond {most:g}")
         kept, sampled = float(about.get("explained_variance", "nan")), int(about.get("sampled", "0"))
         return cls(mean, scale, components, kept, sampled)
 

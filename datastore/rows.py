@@ -26,6 +26,8 @@ from typing import IO, Any, cast
 
 from specds.errors import InputError, PromptError, UsageError
 from specds.limits import MAX_ROW
+from specds.parquet import damage, why
+from specds.printing import is_unicode
 
 FORMATS = ("jsonl", "parquet", "csv", "tsv", "text")
 STDIN = "-"
@@ -343,15 +345,6 @@ def id_of(row: Row | PromptError, number: int) -> str:
     return str(number)
 
 
-def is_unicode(text: str) -> bool:
-    """Whether the text has a UTF-8 form: JSON escapes can spell half a surrogate pair, which has none."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def kind_of(value: object) -> str:
     """What a value is, in JSON's words."""
     match value:
@@ -416,7 +409,7 @@ def _csv_rows(path: str, wanted: Wanted, delimiter: str, max_line: int) -> Itera
         except PromptError as error:
             record = error
         except csv.Error as error:
-            reason = "a quote is never closed" if source.ended else str(error).partition(" - ")[0]
+            reason = "a quote is never closed" if source.ended else shown(str(error).partition(" - ")[0])
             record = PromptError(
                 f"{source.where} is not valid CSV: {reason}",
                 'put fields with separators, quotes or line breaks in "quotes", and write a quote in them twice',
@@ -506,23 +499,20 @@ def _too_long(where: str, most: int) -> PromptError:
 
 
 def _parquet_rows(path: str, wanted: Wanted, max_row: int) -> Iterator[tuple[str, Row | PromptError]]:
-    import pyarrow as pa
-
     from specds.datastore.parquet_bounds import TooLarge, bounded_batches, open_parquet
 
     if path == STDIN or unpacked(path) != path:
         raise InputError(
             f"{shown(path)}: Parquet is read from an unpacked file only", "write it to a file and pass that"
         )
-    broken = (OSError, ValueError, pa.ArrowException)
+    broken = damage()
     with _opened(path) as stream:
         try:
             file = open_parquet(stream)
+            names = file.schema_arrow.names
         except broken as error:
-            raise InputError(
-                f"{shown(path)} is not a Parquet file: {_reason(error)}", "write or copy it again"
-            ) from error
-        columns = _columns(shown(path), file.schema_arrow.names, wanted)
+            raise InputError(f"{shown(path)} is not a Parquet file: {why(error)}", "write or copy it again") from error
+        columns = _columns(shown(path), names, wanted)
         number = 0
         batches = bounded_batches(stream, file, columns, _BATCH_ROWS)
         while True:
@@ -532,7 +522,7 @@ def _parquet_rows(path: str, wanted: Wanted, max_row: int) -> Iterator[tuple[str
                 raise InputError(f"{shown(path)} takes too much memory to read: {error}", MAX_ROW.hint) from error
             except broken as error:
                 raise InputError(
-                    f"{shown(path)} is damaged after row {number}: {_reason(error)}", "write or copy it again"
+                    f"{shown(path)} is damaged after row {number}: {why(error)}", "write or copy it again"
                 ) from error
             if batch is None:
                 return
@@ -541,12 +531,12 @@ def _parquet_rows(path: str, wanted: Wanted, max_row: int) -> Iterator[tuple[str
 
 
 def _batch_rows(path: str, before: int, batch: Any, max_row: int) -> Iterator[tuple[str, Row | PromptError]]:
-    """The rows of an Arrow batch. Arrow does not check as it reads that text is UTF-8."""
+    """The rows of an Arrow batch. Arrow does not check on reading that text is UTF-8, or that Python has such dates."""
     from specds.datastore.parquet_bounds import unfolded_bytes
 
     every = batch.to_struct_array()
     together: list[Row] | None = None
-    with contextlib.suppress(UnicodeDecodeError):
+    with contextlib.suppress(*damage()):
         together = batch.to_pylist() if unfolded_bytes(every) <= max_row else None
     for index in range(batch.num_rows):
         where = f"{shown(path)}:row {before + index + 1}"
@@ -555,10 +545,19 @@ def _batch_rows(path: str, before: int, batch: Any, max_row: int) -> Iterator[tu
         elif unfolded_bytes(every.slice(index, 1)) > max_row:
             yield where, _too_long(where, max_row)
         else:
-            try:
-                yield where, every[index].as_py()
-            except UnicodeDecodeError:
-                yield where, PromptError(f"{where} is not UTF-8", _RESAVE)
+            row = _one_row(batch.slice(index, 1))
+            yield where, PromptError(f"{where} {row}", _RESAVE) if isinstance(row, str) else row
+
+
+def _one_row(batch: Any) -> Row | str:
+    """The only row of a batch; where Python does not know its values (a date beyond the year 9999), what is wrong."""
+    try:
+        row: Row = batch.to_pylist()[0]
+    except UnicodeDecodeError:
+        return "is not UTF-8"
+    except damage() as error:
+        return f"cannot be read: {why(error)}"
+    return row
 
 
 def _size(value: object) -> int:

@@ -557,6 +557,7 @@ def require_tokenizer(store: Store, tokenizer: Tokenizer | Identity) -> None:
 
     Raises:
         ForeignTokenizer: the store holds tokens of another one.
+        CorruptStore: it says so of this one's, and counts them otherwise.
     """
     mine = store.manifest.tokenizer
     if mine.fingerprint != tokenizer.fingerprint:
@@ -564,6 +565,12 @@ def require_tokenizer(store: Store, tokenizer: Tokenizer | Identity) -> None:
             f"{store.path} holds tokens of {mine.name} (tokenizer {mine.fingerprint[:16]}), "
             f"not of {tokenizer.name} (tokenizer {tokenizer.fingerprint[:16]})",
             "use the store with the model it was made for, or make a store with this one",
+        )
+    if isinstance(tokenizer, Tokenizer) and store.manifest.vocab_size != tokenizer.vocab_size:
+        raise CorruptStore(
+            f"{store.path}: its manifest speaks of {store.manifest.vocab_size:,} tokens, and their tokenizer, "
+            f"{tokenizer.name}, has {tokenizer.vocab_size:,}",
+            "restore the store from a copy, or build it again",
         )
 
 

@@ -65,7 +65,7 @@ class SuffixIndex:
         """
         from specds.datastore.suffix_lookup import Parts
 
-        return cls(Parts([_map_segment(root / segment.directory, segment) for segment in segments]))
+        return cls(Parts([map_segment(root / segment.directory, segment) for segment in segments]))
 
     def warm_up(self) -> None:
         """Compile the lookups now, not in the time of the first answer (seconds once, then from numba's cache)."""
@@ -123,7 +123,12 @@ class SuffixIndex:
         return segments[inside].astype(np.int64), positions[inside]
 
 
-def _map_segment(directory: Path, segment: Segment) -> tuple[NDArray[Any], NDArray[Any]]:
+def map_segment(directory: Path, segment: Segment) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A segment's tokens and suffix array, memory-mapped.
+
+    Raises:
+        CorruptStore: they are not what the manifest describes.
+    """
     parameters = segment.parameters
     try:
         count = int(parameters["positions"])

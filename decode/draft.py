@@ -90,7 +90,7 @@ class Draft:
             raise CorruptStore(
                 f"a draft holds token ids from {self.tokens.min()} to {self.tokens.max()}, "
                 f"and the model has {vocabulary:,}",
-                "`specds verify` finds the datastore that is damaged",
+                "`specds verify` says in which file; `specds rebuild` makes the indexes again from the corpus",
             )
 
     def depths(self) -> NDArray[np.int32]:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+
+# What C and C++ libraries say where the system refuses them something; they raise what they happen to have at hand.
+_SAID_OF_MEMORY = ("allocate memory", "bad_alloc", "out of memory", "failed to map segment", "malloc of size")
+_SAID_OF_FILES = ("too many open files",)
+_SAID_OF_THREADS = ("can't start new thread", "resource temporarily unavailable")
+
 
 class SpecdsError(Exception):
     """Anything specds refuses or cannot do.
@@ -58,6 +65,10 @@ class PeerError(SpecdsError):
     """Another engine, measured beside ours, died or answered something that is no answer."""
 
 
+class ResourceError(SpecdsError):
+    """The system refuses the process what it needs: memory, open files or threads."""
+
+
 class StoreError(SpecdsError):
     """A datastore cannot be used."""
 
@@ -109,3 +120,36 @@ class Notice(UserWarning):
 def first_line(error: BaseException) -> str:
     """The first line of what a library says about an error; the name of its class if it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def shortage(error: BaseException) -> ResourceError | None:
+    """The lack of memory, files or threads that is behind an error, whatever the error itself blames; None if none is.
+
+    A file that cannot be opened because too many are open looks damaged to whoever wanted to read it.
+    """
+    said = error.message if isinstance(error, SpecdsError) else first_line(error)
+    behind: BaseException | None = error
+    while behind is not None:
+        if what := _short_of(behind):
+            lack, hint = what
+            return ResourceError(lack if said == type(error).__name__ else f"{lack}: {said}", hint)
+        behind = behind.__cause__ or behind.__context__
+    return None
+
+
+def _short_of(error: BaseException) -> tuple[str, str] | None:
+    number = error.errno if isinstance(error, OSError) else None
+    said = "" if isinstance(error, SpecdsError) else str(error).lower()
+
+    def told(words: tuple[str, ...]) -> bool:
+        return isinstance(error, OSError | RuntimeError | ImportError) and any(word in said for word in words)
+
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or told(_SAID_OF_MEMORY):
+        return "not enough memory", (
+            "free some, or raise the limit (ulimit -v); a file that asks for more than it can need is damaged"
+        )
+    if number in (errno.EMFILE, errno.ENFILE) or told(_SAID_OF_FILES):
+        return "too many open files", "raise the limit (ulimit -n)"
+    if number == errno.EAGAIN or told(_SAID_OF_THREADS):
+        return "no more threads or processes", "raise the limit (ulimit -u), or use fewer --threads"
+    return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specds.errors import ModelError, PromptError, first_line
+from specds.printing import is_unicode
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,20 @@ class Tokenizer:
     hf: Any
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, without special tokens."""
-        return list(self.hf.encode(text, add_special_tokens=False))
+        """Token ids of plain text, without special tokens.
+
+        Raises:
+            PromptError: the text is not Unicode.
+        """
+        return list(self.hf.encode(_unicode(text), add_special_tokens=False))
 
     def prompt(self, text: str) -> list[int]:
-        """Token ids of plain text to be continued, with the special tokens that the model expects in front."""
-        return list(self.hf.encode(text, add_special_tokens=True))
+        """Token ids of plain text to be continued, with the special tokens that the model expects in front.
+
+        Raises:
+            PromptError: the text is not Unicode.
+        """
+        return list(self.hf.encode(_unicode(text), add_special_tokens=True))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids; special tokens are left out."""
@@ -45,7 +54,8 @@ class Tokenizer:
         A tokenizer without a chat template gets the messages' contents, joined by blank lines, as plain text.
 
         Raises:
-            PromptError: the template refuses the conversation (roles that do not alternate, no system role…).
+            PromptError: the template refuses the conversation (roles that do not alternate, no system role…), or its
+                text is not Unicode.
         """
         if not getattr(self.hf, "chat_template", None):
             return self.prompt("\n\n".join(message["content"] for message in messages))
@@ -57,6 +67,12 @@ class Tokenizer:
                 "check the roles and their order",
             ) from error
         return self.encode(text)
+
+
+def _unicode(text: str) -> str:
+    if not is_unicode(text):
+        raise PromptError("the text holds half of a surrogate pair (\\ud800 to \\udfff)", "repair the text")
+    return text
 
 
 def load_tokenizer(directory: Path, name: str, *, trust_remote_code: bool = False) -> Tokenizer:

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from specds.calibration.bench.figures import ALL, middle, resamples
+from specds.calibration.bench.figures import ALL, Estimate, middle, resamples
 from specds.calibration.bench.judge import PLAIN
-from specds.calibration.bench.results import SUMMARY, Row, read_json, read_rows
+from specds.calibration.bench.results import SUMMARY, Row, checked_sessions, read_json, read_rows
 from specds.errors import InputError
 
 Pair = list[Any]
+# A figure of a result is smaller, whatever is measured.
+_MOST = 1e30
 
 
 def compare(first: Path, second: Path) -> dict[str, Any]:
@@ -29,14 +31,14 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
     summaries = [read_json(path / SUMMARY) for path in (first, second)]
     try:
         return _compare([first, second], summaries, [read_rows(path) for path in (first, second)])
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError) as error:
         raise InputError(f"{first} or {second} is no result of `specds bench`", "measure again") from error
 
 
 def _compare(paths: list[Path], summaries: list[dict[str, Any]], rows: list[list[Row]]) -> dict[str, Any]:
     one, other = summaries
-    names = [[method["name"] for method in summary["methods"]] for summary in summaries]
-    groups = [{group["group"]: group["methods"] for group in summary["groups"]} for summary in summaries]
+    names = [[_name(method["name"]) for method in summary["methods"]] for summary in summaries]
+    groups = [{_name(group["group"]): group["methods"] for group in summary["groups"]} for summary in summaries]
     speeds = [_speeds(some) for some in rows]
     both = [name for name in names[0] if name in names[1]]
     table = []
@@ -46,16 +48,16 @@ def _compare(paths: list[Path], summaries: list[dict[str, Any]], rows: list[list
         for method in both:
             figures = [some[group][method] for some in groups]
             pairs = {
-                "speedup": [own["speedup"][PLAIN] for own in figures],
-                "mat": [own["mat"] for own in figures],
-                "tokens_per_second": [own["tokens_per_second"] for own in figures],
+                "speedup": [_estimate(own["speedup"][PLAIN]) for own in figures],
+                "mat": [_estimate(own["mat"]) for own in figures],
+                "tokens_per_second": [_estimate(own["tokens_per_second"]) for own in figures],
             }
             overlap = {name: overlaps(*pair) for name, pair in pairs.items()}
             paired = _paired(speeds, method, group if len(groups[0]) > 1 and group != ALL else None)
             table.append({"group": group, "method": method, **pairs, "overlap": overlap, "paired": paired})
     return {
         "results": [str(path) for path in paths],
-        "valid": [summary["valid"] for summary in summaries],
+        "valid": [summary["valid"] is True for summary in summaries],
         "changed": _changed(one, other),
         "only": {
             "methods": [_without(*names), _without(*reversed(names))],
@@ -73,7 +75,7 @@ def overlaps(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool |
 
 
 def _changed(one: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, Pair]]:
-    last = [summary["sessions"][-1] for summary in (one, other)]
+    last = [checked_sessions(summary["sessions"])[-1] for summary in (one, other)]
     sides = {
         "options": [one["options"], other["options"]],
         "machine": [own["machine"] for own in last],
@@ -84,6 +86,22 @@ def _changed(one: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, 
         what: {name: [a.get(name), b.get(name)] for name in {**a, **b} if a.get(name) != b.get(name)}
         for what, (a, b) in sides.items()
     }
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a name is none")
+    return value
+
+
+def _estimate(value: Any) -> Estimate | None:
+    if value is None:
+        return None
+    found = {name: value[name] for name in ("value", "low", "high")}
+    numbers = [one for name, one in found.items() if one is not None or name == "value"]
+    if not all(isinstance(one, int | float) and abs(one) < _MOST for one in numbers):
+        raise TypeError("a figure is none")
+    return found
 
 
 def _speeds(rows: list[Row]) -> dict[tuple[str, str, str], float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape as html_escape
 from typing import Any
 
-from specds.calibration.bench.tables import visible
+from specds.printing import printable
 
 WIDTH = 400
 HUES = 8
@@ -26,7 +26,7 @@ _DECADES = 3
 
 def escape(text: str) -> str:
     """Text for a page or an SVG file, in which there is nothing that XML knows no character for."""
-    return html_escape(visible(text))
+    return html_escape(printable(text))
 
 
 @dataclass(frozen=True, slots=True)

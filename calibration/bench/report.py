@@ -25,6 +25,7 @@ from specds.calibration.bench.plots import (
     shares,
 )
 from specds.calibration.bench.tables import Figure, Grid, Row
+from specds.printing import printable
 
 _MOST_PROBLEMS = 20
 _STYLE, _PLOT_STYLE = (Path(__file__).with_name(name) for name in ("report.css", "plot.css"))
@@ -51,7 +52,7 @@ def report(summary: dict[str, Any]) -> str:
             _drafts(summary, groups[-1], hue),
         ]
     parts += [_differences(summary), _run(summary), _words()]
-    return (
+    page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         # Nothing may be asked for, whatever a prompt's or a method's name holds.
@@ -61,6 +62,8 @@ def report(summary: dict[str, Any]) -> str:
         f"<title>specds bench: {escape(model['name'])}</title><style>{plot_style}{_STYLE.read_text()}</style></head>\n"
         f"<body><main>{''.join(filter(None, parts))}</main></body></html>\n"
     )
+    # What an id or a name holds that is no character to be seen (an escape sequence, a lone surrogate) is spelled out.
+    return printable(page, lines=True)
 
 
 @dataclass(frozen=True, slots=True)

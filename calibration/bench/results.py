@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from specds.calibration.trace import trace_schema
+from specds.calibration.trace import problem_of, trace_schema
 from specds.errors import InputError, OutputError
 from specds.files import files_in, locked, open_journal, open_regular, remove_tree, replacing, write_atomically
+from specds.parquet import fits, reading, require_columns
 
 FORMAT = "specds bench 1"
 RESULTS, STEPS, SUMMARY, REPORT, JOURNAL, RUN = (
@@ -25,6 +28,15 @@ RESULTS, STEPS, SUMMARY, REPORT, JOURNAL, RUN = (
 )
 _OPENING = b'{"row": '
 _BATCH = 4_096
+# What a row always says, what it says of an answer, and what of that is counted.
+_ALWAYS = ("group", "prompt", "method", "repeat", "order", "session", "peer")
+_COUNTED = ("steps", "passes", "drafted", "accepted", "path_drafted", "rescued")
+_ANSWERED = (
+    *("prompt_tokens", "tokens", "texts", "finish_reasons", "new_tokens", "seconds", "claimed_seconds"),
+    *("steps", "passes", "complaints"),
+)
+# Seconds of an answer, and counts of its steps: with others the figures would not be numbers.
+_LEAST_SECONDS, _MOST_NUMBER = 1e-9, 1e12
 _AGAIN = "measure again into another --out"
 
 Row = dict[str, Any]
@@ -137,7 +149,8 @@ class Results:
             OutputError: it cannot be written.
         """
         with refused(self.path):
-            write_atomically(self.path / name, text.encode(), self.path)
+            # What is not UTF-8 in a path becomes an escape, which JSON reads as the same again.
+            write_atomically(self.path / name, text.encode(errors="backslashreplace"), self.path)
 
     def begin(self, session: dict[str, Any]) -> None:
         """Say who measures from now on."""
@@ -201,8 +214,11 @@ def open_results(path: Path, options: dict[str, Any]) -> Iterator[Results]:
             sessions: list[dict[str, Any]] = []
             if (path / RUN).exists():
                 record = read_json(path / RUN)
-                sessions = list(record["sessions"])
-                _check_options(path, record["options"], options)
+                try:
+                    sessions = checked_sessions(record.get("sessions"))
+                except ValueError as error:
+                    raise _damaged(path / RUN, str(error)) from error
+                _check_options(path, record.get("options"), options)
             rows = {key_of(row): row for row in read_rows(path)} if (path / RESULTS).exists() else {}
             journal = stack.enter_context(open_journal(path / JOURNAL, path))
             new = _read_journal(path, journal)
@@ -218,7 +234,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         with open_regular(path, path.parent) as file:
-            record = json.loads(file.read())
+            record = json.loads(file.read(), parse_constant=_no_constant)
         if record["format"] == FORMAT:
             return dict(record)
     except OSError as error:
@@ -230,6 +246,10 @@ def read_json(path: Path) -> dict[str, Any]:
     raise InputError(f"{path} is no file of `specds bench`", _AGAIN)
 
 
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
 def read_rows(path: Path) -> list[Row]:
     """The rows of a result that is done.
 
@@ -239,14 +259,15 @@ def read_rows(path: Path) -> list[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with reading(partial(_damaged, path / RESULTS)):
         with open_regular(path / RESULTS, path) as file:
             table = pq.read_table(file)
         if not table.schema.equals(results_schema()):
             raise pa.ArrowInvalid("its columns are others")
         rows: list[Row] = table.to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path / RESULTS} cannot be read: {str(error)[:200]}", _AGAIN) from error
+    for row in rows:
+        if (problem := _row_problem(row)) is not None:
+            raise _damaged(path / RESULTS, problem)
     return rows
 
 
@@ -259,12 +280,75 @@ def read_steps(path: Path, columns: list[str] | None = None) -> Iterator[list[Ro
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with open_regular(path / STEPS, path) as file, pq.ParquetFile(file) as steps:
-            for batch in steps.iter_batches(_BATCH, columns=columns):
-                yield batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path / STEPS} cannot be read: {str(error)[:200]}", _AGAIN) from error
+    wanted = steps_schema() if columns is None else pa.schema([steps_schema().field(name) for name in columns])
+    with (
+        reading(partial(_damaged, path / STEPS)),
+        open_regular(path / STEPS, path) as file,
+        pq.ParquetFile(file) as held,
+    ):
+        require_columns(held.schema_arrow, wanted)
+        for batch in held.iter_batches(_BATCH, columns=wanted.names):
+            rows: list[Row] = batch.to_pylist()
+            for row in rows:
+                if (problem := problem_of(row)) is not None:
+                    raise ValueError(problem)
+            yield rows
+
+
+def _damaged(path: Path, why: str) -> InputError:
+    return InputError(f"{path} cannot be read: {why}", _AGAIN)
+
+
+def _row_problem(row: Any) -> str | None:
+    """What makes a row none that a bench wrote."""
+    kinds = {field.name: field.type for field in results_schema()}
+    if not isinstance(row, dict) or row.keys() - kinds.keys():
+        return "a row is none"
+    failed = row.get("error") is not None
+    for name, kind in kinds.items():
+        value = row.get(name)
+        if value is None:
+            if name in _ALWAYS or (name in _ANSWERED and not failed):
+                return f"a row has no {name}"
+        elif not fits(value, kind):
+            return f"a row's {name} are none"
+    if failed:
+        return None
+    turns = {len(row[name]) for name in ("prompt_tokens", "tokens", "texts", "finish_reasons")}
+    if len(turns) != 1 or 0 in turns or not all(row["tokens"]):
+        return "a row's turns do not fit each other"
+    if row["new_tokens"] != sum(map(len, row["tokens"])):
+        return "a row's tokens are not as many as it says"
+    numbers = [row[name] for name in kinds if name.endswith("_seconds") or name in _COUNTED]
+    if any(number is not None and not 0 <= number <= _MOST_NUMBER for number in numbers):
+        return "a row's numbers cannot be"
+    if not _LEAST_SECONDS <= row["seconds"] <= _MOST_NUMBER or row["steps"] < 1:
+        return "a row's numbers cannot be"
+    return None
+
+
+def _session_problem(session: Any) -> str | None:
+    """What makes a session none that a bench wrote."""
+    if not isinstance(session, dict) or session.keys() != {"date", "command", "machine", "versions", "git"}:
+        return "a session is none"
+    git = session["git"]
+    texts = [session["date"], session["command"], *([] if git is None else [_field(git, "commit")])]
+    if not all(isinstance(text, str) for text in texts):
+        return "a session does not say what ran when"
+    for about in (session["machine"], session["versions"]):
+        if not isinstance(about, dict) or not all(_is_plain(value) for value in about.values()):
+            return "a session does not say where it ran"
+    if git is not None and not isinstance(_field(git, "changed"), bool):
+        return "a session does not say what ran when"
+    return None
+
+
+def _field(record: Any, name: str) -> Any:
+    return record.get(name) if isinstance(record, dict) else None
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value))
 
 
 @contextlib.contextmanager
@@ -280,7 +364,23 @@ def refused(path: Path) -> Iterator[None]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}", "choose another --out") from error
 
 
-def _check_options(path: Path, held: dict[str, Any], asked: dict[str, Any]) -> None:
+def checked_sessions(sessions: Any) -> list[dict[str, Any]]:
+    """The sessions of a result, from JSON.
+
+    Raises:
+        ValueError: they are none.
+    """
+    if not isinstance(sessions, list):
+        raise ValueError("it does not say who measured")
+    for session in sessions:
+        if (problem := _session_problem(session)) is not None:
+            raise ValueError(problem)
+    return sessions
+
+
+def _check_options(path: Path, held: Any, asked: dict[str, Any]) -> None:
+    if not isinstance(held, dict):
+        raise _damaged(path / RUN, "it does not say with which options it was begun")
     other = [name for name in {**held, **asked} if held.get(name) != asked.get(name)]
     if other:
         raise InputError(
@@ -300,7 +400,11 @@ def _read_journal(path: Path, journal: IO[bytes]) -> dict[Key, Row]:
         try:
             if not line.startswith(_OPENING):
                 raise ValueError
-            row = json.loads(line)["row"]
+            record = json.loads(line)
+            row, steps = record["row"], record["steps"]
+            problem = _row_problem(row) or next(filter(None, map(_step_problem, steps)), None)
+            if problem is not None:
+                raise ValueError(problem)
             rows[key_of(row)] = row
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{path / JOURNAL} is damaged at byte {end}", _AGAIN) from error
@@ -308,6 +412,14 @@ def _read_journal(path: Path, journal: IO[bytes]) -> dict[Key, Row]:
     journal.truncate(end)
     journal.seek(0, os.SEEK_END)
     return rows
+
+
+def _step_problem(step: Any) -> str | None:
+    if not isinstance(step, dict):
+        return "a step is none"
+    if not all(field.name in step and fits(step[field.name], field.type) for field in trace_schema()):
+        return "a step is none"
+    return problem_of(step)
 
 
 def _write_parquet(path: Path, schema: Any, tables: Iterator[Any]) -> None:

@@ -161,6 +161,7 @@ def bench(
         "warmup": plan.warmup,
     }
     with open_results(out, asked) as results:
+        check_tokens(out, results, model)
         _measure(results, model, contenders, cases, plan, progress)
         rows = [results.rows[key] for key in _keys(cases, contenders, plan)]
         lossless = {contender.name: contender.lossless for contender in contenders}
@@ -252,6 +253,23 @@ def _keys(cases: Sequence[Case], contenders: Sequence[Contender], plan: Plan) ->
         for contender in contenders:
             for repeat in range(plan.repeats):
                 yield case.key, contender.name, repeat
+
+
+def check_tokens(out: Path, results: Results, model: LanguageModel) -> None:
+    """Refuse rows, measured earlier, that this model cannot have answered.
+
+    Raises:
+        InputError: there is one.
+    """
+    for row in results.rows.values():
+        for prompt, tokens in zip(row["prompt_tokens"] or (), row["tokens"] or (), strict=True):
+            text = [*prompt, *tokens]
+            known = all(0 <= token < model.config.vocab_size for token in text)
+            if not known or not prompt or len(text) > model.context_length:
+                raise InputError(
+                    f"{out} is damaged: {row['method']}'s tokens of prompt {row['prompt']!r} are not this model's",
+                    "measure again into another --out",
+                )
 
 
 def _measure(

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from specds.printing import printable
+
 _LATEX = {
     "\\": r"\textbackslash{}",
     **{one: f"\\{one}" for one in "&%$#_{}"},
@@ -94,7 +96,7 @@ class Grid:
 
     def html(self) -> str:
         """Each cell names its column, so that a narrow page can show rows as lists."""
-        head = "".join(f'<th scope="col">{escape(visible(name))}</th>' for name in self.columns)
+        head = "".join(f'<th scope="col">{escape(printable(name))}</th>' for name in self.columns)
         body = "".join(self._html_row(row) for row in self.rows)
         return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
@@ -105,12 +107,12 @@ class Grid:
         cells = []
         for place, (name, cell) in enumerate(zip(self.columns[1:], row.cells, strict=True)):
             best = ' class="best"' if place in row.best else ""
-            cells.append(f'<td{best} data-label="{escape(visible(name))}"><span>{self._html_cell(cell)}</span></td>')
-        return f'<tr{kind}><th scope="row">{escape(visible(row.name))}{star}{note}</th>{"".join(cells)}</tr>'
+            cells.append(f'<td{best} data-label="{escape(printable(name))}"><span>{self._html_cell(cell)}</span></td>')
+        return f'<tr{kind}><th scope="row">{escape(printable(row.name))}{star}{note}</th>{"".join(cells)}</tr>'
 
     def _html_cell(self, cell: Cell) -> str:
         if isinstance(cell, str):
-            return escape(visible(cell))
+            return escape(printable(cell))
         if isinstance(cell, Figure):
             return escape(cell.text) + (f"<br><small>{escape(cell.interval)}</small>" if cell.interval else "")
         lines = (
@@ -143,7 +145,7 @@ class Grid:
     def latex(self) -> str:
         """A `tabular`, for `\\input`; nothing but LaTeX itself is needed."""
         head = " & ".join(map(_latex, self.columns))
-        lines = [f"% {visible(self.name)}", rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\hline"]
+        lines = [f"% {printable(self.name)}", rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\hline"]
         lines += [rf"{head} \\", r"\hline"]
         for row in self.rows:
             cells = [_bold(_latex(row.name), -1 in row.best)]
@@ -168,19 +170,14 @@ def _end(cell: Cell, end: str) -> float | None:
     return {"value": cell.value, "low": cell.low, "high": cell.high}[end]
 
 
-def visible(text: str) -> str:
-    """Text on one line, with everything that is no printable character spelled out."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
-
-
 def _harmless(text: str) -> str:
     """A text that no spreadsheet takes for a formula, whatever a method or a group is called."""
-    text = visible(text)
+    text = printable(text)
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(one, one) for one in visible(text))
+    return "".join(_LATEX.get(one, one) for one in printable(text))
 
 
 def _bold(text: str, bold: bool) -> str:

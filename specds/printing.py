@@ -1,0 +1,23 @@
+"""Text that may hold anything, on its way to a terminal or a page."""
+
+from __future__ import annotations
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """Text with everything that is no printable character spelled out: escape sequences, lone surrogates, controls.
+
+    Args:
+        lines: the ends of lines stay what they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or (lines and one == "\n") else ascii(one)[1:-1] for one in text)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether the text has a UTF-8 form: JSON escapes can spell half a surrogate pair, which has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
