@@ -37,7 +37,7 @@ from specds.datastore.dense_segment import load_normalizer, read_keys
 from specds.datastore.examples import read_examples
 from specds.datastore.prompts import read_prompts
 from specds.datastore.store import find_problems, open_store
-from specds.decode.acceptance import load_acceptance
+from specds.decode.auto.acceptance import load_acceptance
 from specds.model import LanguageModel, load_model
 from specds.sampling import Sampling
 from specds.tokenizer import Tokenizer
@@ -171,7 +171,7 @@ def make_base(folder: Path, model: LanguageModel) -> None:
     _lines("bench2/journal.jsonl", [{"row": row, "steps": []} for row in rows])
     Path("cost.json").write_text(command("profile", "--json", *MODEL))
     tune = ("tune", "--answers", "a.jsonl", "-p", "p.jsonl", "--cost", "cost.json", "--methods", "pld")
-    command(*tune, "--group", "group", "--trials", "2", "--output", "config.json", *MODEL)
+    command(*tune, "--group", "group", "--held-out", "0", "--trials", "2", "--output", "config.json", *MODEL)
 
 
 def _lines(path: str, records: Sequence[dict[str, Any]]) -> None:
