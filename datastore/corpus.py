@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.datastore.manifest import Identity, Provenance, Shard, SourceCount
-from specds.datastore.parquet_bounds import TooLarge, bounded_batches, column_chunks, open_parquet
+from specds.datastore.parquet_bounds import TooLarge, batch_rows, bounded_batches, column_chunks, open_parquet
 from specds.datastore.store import Store, Writer, provenance, writing
-from specds.errors import CorruptStore
+from specds.errors import CorruptStore, StoreError
 from specds.files import create
 from specds.limits import MAX_ROW
 
@@ -56,7 +56,7 @@ def write_shard(
         made_by: how the documents came to be; None: by the running command.
 
     Raises:
-        OutputError: it cannot be written; the store is as it was before.
+        OutputError: it cannot be written; the store is as it was before. StoreError: a document is too long.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -64,6 +64,11 @@ def write_shard(
     path = writer.shard_path()
     sources: dict[str, SourceCount] = {}
     for document in documents:
+        if max(len(document.prompt), len(document.response)) > MAX_ROW.bytes:
+            raise StoreError(
+                f"document {document.doc_id} has more than {MAX_ROW.bytes:,} tokens, which nobody would read",
+                f"shorten it, or {MAX_ROW.hint}",
+            )
         count = sources.get(document.source, SourceCount(0, 0))
         tokens = len(document.prompt) + len(document.response)
         sources[document.source] = SourceCount(count.documents + 1, count.tokens + tokens)
@@ -112,7 +117,8 @@ def _row_groups(documents: Sequence[Document]) -> Iterator[tuple[int, int]]:
             yield first, number
             first, tokens = number, 0
         tokens += size
-    yield first, len(documents)
+    if documents:
+        yield first, len(documents)
 
 
 def write_like(writer: Writer, documents: Sequence[Document], shard: Shard) -> Shard:
@@ -163,13 +169,15 @@ def check_claims(store: Store, shard: Shard) -> None:
     """Compare what the manifest says of a corpus file with the file's own headers; no document is read.
 
     Raises:
-        CorruptStore: it says more documents or tokens, or fewer, than the file's pages do.
+        CorruptStore: it says more documents or tokens, or fewer, than the file's pages do; or too many to read.
     """
     path = store.path / shard.file
     with _reading(path), path.open("rb") as stream, open_parquet(stream) as file:
         values = dict.fromkeys(("prompt_tokens", "response_tokens"), 0)
         for group in range(file.metadata.num_row_groups):
-            for chunk in column_chunks(stream, file.metadata, group, list(values)):
+            chunks = column_chunks(stream, file.metadata, group, list(values))
+            batch_rows(chunks, file.metadata.row_group(group).num_rows, _BATCH)
+            for chunk in chunks:
                 values[chunk.path.partition(".")[0]] += chunk.values
         documents = file.metadata.num_rows
     # An empty list counts as one value.

@@ -80,7 +80,7 @@ def bounded_batches(stream: IO[bytes], file: Any, columns: Sequence[str], rows: 
     for group in range(file.metadata.num_row_groups):
         chunks = column_chunks(stream, file.metadata, group, columns)
         count = file.metadata.row_group(group).num_rows
-        yield from file.iter_batches(_batch_rows(chunks, count, rows), row_groups=[group], columns=list(columns))
+        yield from file.iter_batches(batch_rows(chunks, count, rows), row_groups=[group], columns=list(columns))
 
 
 def column_chunks(stream: IO[bytes], metadata: Any, group: int, columns: Sequence[str]) -> list[ColumnChunk]:
@@ -105,7 +105,16 @@ def _folded(metadata: Any) -> set[str]:
     return {path for path, plain in found.items() if plain}
 
 
-def _batch_rows(chunks: Sequence[ColumnChunk], count: int, most: int) -> int:
+def batch_rows(chunks: Sequence[ColumnChunk], count: int, most: int) -> int:
+    """Rows of a row group's batches: `most`, or fewer where they might be large.
+
+    Args:
+        chunks: the row group's column chunks.
+        count: its rows.
+
+    Raises:
+        TooLarge: as `bounded_batches`.
+    """
     bound = MAX_ROW.bytes
     for chunk in chunks:
         said = f"{chunk.path} has {chunk.values:,} values in a row group, and pages of {chunk.largest:,} bytes"

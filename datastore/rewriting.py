@@ -21,7 +21,7 @@ from specds.datastore.build_suffix import most_tokens, write_segments
 from specds.datastore.corpus import Document, check_claims, read_documents, write_like
 from specds.datastore.dense_segment import load_normalizer, read_keys, without_documents, write_segment
 from specds.datastore.manifest import Manifest, Segment, Shard
-from specds.datastore.segments import consolidate, portions, renamed
+from specds.datastore.segments import consolidate, portions, renamed, require_memory
 from specds.datastore.store import Store, Writer, made, make_store, require_tokenizer, writing
 from specds.datastore.trial import remember, require_sound
 from specds.errors import CorruptStore, UsageError
@@ -32,6 +32,9 @@ _SHARD_DOCUMENTS = 65_536
 # Hexadecimal digits of the digests in the history, which tell a request from others.
 _DIGITS = 16
 _MERGED = "merged "
+
+# Bytes a token of a corpus file that is rewritten: itself, and once more in the new file.
+_BYTES = 8
 
 Progress = Callable[[str], None]
 Rewrite = Callable[[Document], Sequence[Document]]
@@ -154,6 +157,8 @@ class _Plan:
             left: list[Document] = []
             other: list[Document] = []
             same: list[bool] = []
+            check_claims(store, shard)
+            require_memory(f"rewriting {shard.file}", shard.tokens * _BYTES, None)
             for document in read_documents(store, [shard.file]):
                 result = change(document)
                 same.append(len(result) == 1 and result[0] is document)

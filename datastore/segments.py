@@ -14,6 +14,8 @@ from specds.datastore.store import Writer
 from specds.errors import UsageError
 
 _RESERVE = 256 << 20
+# Tokens of a corpus file that is put together of several, all of which are in memory then.
+_MOST_TOKENS = 64 << 20
 
 
 def usable_memory(memory: int | None) -> int:
@@ -33,7 +35,7 @@ def require_memory(what: str, needed: int, memory: int | None) -> None:
     if needed > allowed:
         raise UsageError(
             f"{what} takes about {needed:,} bytes of memory, and {allowed:,} may be taken",
-            "give more with --memory; a corpus file is indexed as a whole",
+            "a corpus file is taken as a whole; build-suffix, build-dense, compact and rebuild take --memory",
         )
 
 
@@ -108,12 +110,12 @@ def consolidate(writer: Writer, most: int, wanted: Callable[[Shard], bool] = lam
 
 def _groups(shards: list[Shard], most: int) -> list[list[Shard]]:
     groups: list[list[Shard]] = []
-    documents = 0
+    documents = tokens = 0
     for shard in shards:
-        documents += shard.documents
-        if not groups or documents > most:
+        documents, tokens = documents + shard.documents, tokens + shard.tokens
+        if not groups or documents > most or tokens > _MOST_TOKENS:
             groups.append([])
-            documents = shard.documents
+            documents, tokens = shard.documents, shard.tokens
         groups[-1].append(shard)
     return groups
 
