@@ -194,8 +194,9 @@ def _page(stream: IO[bytes], start: int) -> tuple[int, dict[int, Any]]:
         return start + reader.at, page
 
 
-def _number(fields: dict[int, Any], field: int) -> int:
-    value = fields.get(field)
+def _number(fields: Any, field: int) -> int:
+    # Where a struct should be, a damaged header may have a number.
+    value = fields.get(field) if isinstance(fields, dict) else None
     if not isinstance(value, int) or value < 0:
         raise ValueError("a page's header is damaged")
     return value
