@@ -46,6 +46,8 @@ from specds.version import __version__
 # What the parser raises at wrong usage: click's class, or the copy of it that newer versions of typer carry.
 _WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 _INTERRUPTED = 130
+# What a shell reports of a program that wrote to a closed pipe: 128 and the number of SIGPIPE.
+_CLOSED_PIPE = 141
 _shows_tracebacks: ContextVar[bool] = ContextVar("shows_tracebacks", default=False)
 
 app = typer.Typer(
@@ -106,7 +108,7 @@ def main(
 
 
 def run() -> None:
-    """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted, 141 nobody reads on."""
     code = 1
     _shows_tracebacks.set(bool(os.environ.get("SPECDS_DEBUG")))
     try:
@@ -123,23 +125,24 @@ def run() -> None:
         error.show()
         code = error.exit_code
     except (BrokenPipeError, SystemExit):  # typer makes the second out of the first
-        # `… | head` is no accident of ours, but the reader did not get everything.
-        _complain("stdout was closed before everything was written", "the reader of the pipe stopped early")
-        _silence_stdout()
+        # `… | head` has what it wanted.
+        _silence(1)
+        _silence(2)
+        code = _CLOSED_PIPE
     except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted", "the same command goes on where it stopped, if it writes a store or --output")
         code = _INTERRUPTED
     except OSError as error:
         _complain(f"{error.filename or 'output'}: {error.strerror or error}", "check the path and the free space")
-        _silence_stdout()
+        _silence(1)
     except Exception as error:
         _complain(f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}", "see it with --debug")
     sys.exit(code)
 
 
-def _silence_stdout() -> None:
+def _silence(descriptor: int) -> None:
     """What could not be written must not be tried again when Python exits: it would complain in its own words."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _complain(message: str, hint: str) -> None:
