@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from contextvars import ContextVar
 from typing import Annotated, Any
 
 import typer
 
+from specds.caches import StartUpWarning, lend_temporary
 from specds.cli import (
     bench,
     build_dense,
@@ -39,7 +41,7 @@ from specds.cli import (
     tune,
     verify,
 )
-from specds.cli.render import printable
+from specds.cli.render import note, printable
 from specds.errors import SpecdsError
 from specds.version import __version__
 
@@ -110,6 +112,8 @@ def main(
 def run() -> None:
     """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted, 141 nobody reads on."""
     code = 1
+    warnings.showwarning = _warn
+    lend_temporary()
     _shows_tracebacks.set(bool(os.environ.get("SPECDS_DEBUG")))
     try:
         result = app(standalone_mode=False)
@@ -143,6 +147,17 @@ def run() -> None:
 def _silence(descriptor: int) -> None:
     """What could not be written must not be tried again when Python exits: it would complain in its own words."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+_others_warn = warnings.showwarning
+
+
+def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """Say what is ours as a note, and leave other libraries' warnings as they are."""
+    if issubclass(category, StartUpWarning):
+        note(f"note: {message}")
+    else:
+        _others_warn(message, category, *where, **more)
 
 
 def _complain(message: str, hint: str) -> None:
