@@ -395,8 +395,7 @@ def make_store(path: Path, empty: Manifest) -> None:
 
     Raises: as `create_store`.
     """
-    if path.is_file() or (path.is_dir() and not all(_is_unfinished(entry.name) for entry in path.iterdir())):
-        raise NotAStore(f"{path} exists and is not a datastore", "choose another path for the store")
+    require_place(path)
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
@@ -407,6 +406,19 @@ def make_store(path: Path, empty: Manifest) -> None:
                 write_atomically(path / manifests.NAME, manifests.dump(empty))
         finally:
             os.close(lock)
+
+
+def require_place(path: Path) -> None:
+    """Refuse a path where there is something else than a store, or nothing.
+
+    Raises:
+        NotAStore: a file, or a directory that holds something else.
+        CorruptStore, StoreVersionError: a store that cannot be gone on with.
+    """
+    if (path / manifests.NAME).exists():
+        _read_manifest(path)
+    elif path.is_file() or (path.is_dir() and not all(_is_unfinished(entry.name) for entry in path.iterdir())):
+        raise NotAStore(f"{path} exists and is not a datastore", "choose another path for the store")
 
 
 def provenance() -> Provenance:
@@ -450,9 +462,11 @@ def _read_manifest(path: Path) -> Manifest:
             raise CorruptStore(
                 f"{file} has more than {manifests.MAX_BYTES:,} bytes, which no manifest has", _rebuild_hint(path)
             )
-    except FileNotFoundError:
-        what = "is no directory" if not path.is_dir() else f"holds no {manifests.NAME}"
+    except (FileNotFoundError, NotADirectoryError):
+        what = "is a file" if path.is_file() else f"holds no {manifests.NAME}" if path.is_dir() else "is no directory"
         hint = "make a store with `specds generate` or `specds ingest`"
+        if path.is_file():
+            hint = "a store is a directory: that of `specds generate --store` or `specds ingest --store`"
         raise NotAStore(f"{path} is not a datastore: it {what}", hint) from None
     except OSError as error:
         raise NotAStore(f"{path} cannot be read: {error.strerror}", "check the path and its permissions") from error

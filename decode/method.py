@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specds.errors import UsageError
@@ -71,6 +72,30 @@ def parse_method(word: str) -> Method:
         _pairs(word, tolerance),
         draft_model and draft_model.replace("+", ","),
     )
+
+
+def require_method(method: Method) -> None:
+    """Refuse a method for its stores and its table, before any model is looked for.
+
+    Raises:
+        UsageError: its drafter needs a store, and it names none.
+        SpecdsError: whatever a store or a table is refused with, whoever's tokens it holds.
+    """
+    from specds.datastore.corrections import read_table
+    from specds.datastore.store import open_store
+    from specds.decode.drafters import DRAFTERS
+    from specds.decode.registry import load
+
+    found = load(DRAFTERS, method.drafter, "drafter")
+    if found.store_required and not method.stores:
+        raise UsageError(
+            f"method {method.name}: drafter {method.drafter} looks things up in a datastore, and none is given",
+            f"write {method.drafter}:STORE, a store with a {found.index} index",
+        )
+    for path in method.stores:
+        open_store(path)
+    if table := method.verifier_options.get("table"):
+        read_table(Path(table))
 
 
 def open_method(
