@@ -83,7 +83,7 @@ def bench(
     from specds.calibration.bench.run import bench as run
     from specds.cli.render import bar, bench_summary, note
     from specds.decode.drafters import DRAFTERS
-    from specds.decode.method import distinct, open_method, parse_methods
+    from specds.decode.method import distinct, open_method, parse_methods, require_method
     from specds.decode.registry import load as find
     from specds.decode.registry import parse_options
     from specds.decode.verifiers import VERIFIERS, verifier_name
@@ -99,9 +99,10 @@ def bench(
         parse_options(find(DRAFTERS, method.drafter, "drafter").Options, method.options, f"drafter {method.drafter}")
         judge = find(VERIFIERS, verifier_name(method.verifier, sampling), "verifier")
         parse_options(judge.Options, method.verifier_options, f"verifier {method.verifier}")
+        require_method(method)
     others = _peers(peers, peer or [], assistant, sampling, {method.name for method in chosen})
     cases = choose_cases(prompts, limit=limit, group=group, turns=turns, format=format, prompt_field=prompt_field)
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
     contenders: list[Contender] = []
     stores = sorted({path for method in chosen for path in method.stores})
     asked: dict[str, Any] = {
@@ -116,14 +117,15 @@ def bench(
         "stores": dict.fromkeys(stores),
     }
     try:
-        for method in chosen:
-            contenders.append(Ours(method.name, open_method(language_model, method, sampling, most, runtime)))
+        with options.reading(language_model, quiet):
+            for method in chosen:
+                contenders.append(Ours(method.name, open_method(language_model, method, sampling, most, runtime)))
         asked["stores"] = {path: store_digest(path) for path in stores}
         flags = _flags(model, revision, language_model.dtype, str(language_model.device), threads, assistant)
         flags += ["--trust-remote-code"] if trust_remote_code else []
         contenders += _peer_contenders(others, flags, language_model, out, peer_timeout)
         plan = Plan(max_new_tokens, sampling, repeats, warmup, near_tie, runtime)
-        with bar("measuring", None, "") as update:
+        with bar("measuring", None, "", quiet=quiet) as update:
             summary = run(
                 out,
                 language_model,

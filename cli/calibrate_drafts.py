@@ -64,22 +64,25 @@ def calibrate_drafts(
     chosen_options = {"session": "yes", **options.settings(set_option or [])}
     sampling = Sampling(temperature, top_k, top_p, seed)
     prompts = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
-    engine = Engine(
-        language_model,
-        "auto",
-        chosen_options,
-        options.open_stores(store, language_model.tokenizer),
-        "auto",
-        sampling,
-        LOOKED_AT,
-        runtime,
-        draft_model=options.draft_model(draft_model, device, dtype, trust_remote_code),
-    )
-    with bar("watching", limit) as update:
+    options.require_stores(store)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
+    drafting = options.draft_model(draft_model, device, dtype, trust_remote_code)
+    with options.reading(language_model, quiet):
+        engine = Engine(
+            language_model,
+            "auto",
+            chosen_options,
+            options.open_stores(store, language_model.tokenizer),
+            "auto",
+            sampling,
+            LOOKED_AT,
+            runtime,
+            draft_model=drafting,
+        )
+    with bar("watching", options.total(prompt_file, format, limit), quiet=quiet) as update:
 
         def progress(state: Collected) -> None:
-            update(len(state.nodes), limit, -1.0)
+            update(len(state.nodes) + len(state.failed), None, -1.0)
 
         state = collect(engine, prompts, max_new_tokens, rows=rows, progress=progress)
     for name, error in state.failed:

@@ -47,11 +47,13 @@ def replay(
 
     from specds.calibration.replay import Replay, summarise
     from specds.cli.render import bar, replay_record, replay_table
-    from specds.decode.method import distinct, parse_methods
+    from specds.decode.method import distinct, parse_methods, require_method
 
     chosen = distinct(parse_methods(methods))
+    for method in chosen:
+        require_method(method)
     curve = options.cost_curve(cost)
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
     recorded = options.recorded(answers, prompt_file, language_model, format, prompt_field, most=max_new_tokens)
     made = Replay(language_model, chosen, budget=options.replay_budget(budget, curve), curve=curve, runtime=runtime)
     found = []

@@ -51,12 +51,14 @@ def tune(
     from specds.cli.config import DecodeOptions, write_config
     from specds.cli.render import bar, note, tuning_table
     from specds.datastore.store import provenance
-    from specds.decode.method import distinct, parse_methods
+    from specds.decode.method import distinct, parse_methods, require_method
 
     chosen = distinct(parse_methods(methods))
+    for method in chosen:
+        require_method(method)
     curve = options.cost_curve(cost)
     assert curve is not None
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
     recorded = options.recorded(
         answers, prompt_file, language_model, format, prompt_field, most=max_new_tokens, group=group
     )

@@ -128,6 +128,7 @@ class Engine:
     _stream: Stream | None = field(init=False, repr=False, default=None)
     _acceptance: Acceptance | None = field(init=False, repr=False, default=None)
     _request: object = field(init=False, repr=False, default=None)
+    _runtime: str = field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.budget < 0:
@@ -141,7 +142,7 @@ class Engine:
             )
         self._indexes = open_indexes(self._class.index, self.stores, self.model)
         self._verifier = make_verifier(self.verifier, self.sampling, self.verifier_options, self.pair)
-        runtime = choose_runtime(self.model, self.runtime)
+        runtime = self._runtime = choose_runtime(self.model, self.runtime)
         self._acceptance = acceptance_for(self._class, self._options, [store.path for store in self.stores], self.model)
         self._target = make_target(self.model, runtime, taps_of(self.make_drafter(), self.model))
         if getattr(self._class, "takes_model", False):
@@ -204,6 +205,28 @@ class Engine:
     def memory(self) -> Memory | None:
         """What the verifier counts; None if it counts nothing."""
         return getattr(self._verifier, "memory", None)
+
+    @property
+    def chosen_runtime(self) -> str:
+        """The runtime that the target runs on, where `runtime` may say `auto`."""
+        return self._runtime
+
+    @property
+    def unused(self) -> list[Store]:
+        """Stores whose dense index is of another model, which the drafter does without."""
+        return [store for store in self.stores if self._class.index == EITHER and _foreign(store, self.model)]
+
+    def plain_seconds(self, answer: Answer) -> float | None:
+        """About what an answer would have taken without drafts, by the cost curve; None without a curve."""
+        if self._curve is None:
+            return None
+        seconds = 0.0
+        for turn in answer.turns:
+            first, *later = turn.steps
+            context = len(turn.prompt) + len(turn.tokens) // 2
+            one = float(self._curve.at(context)[1])
+            seconds += first.forward_seconds + first.verify_seconds + one * sum(len(step.tokens) for step in later)
+        return seconds
 
     @property
     def independent(self) -> bool:
@@ -336,10 +359,14 @@ def _all_indexes(store: Store, model: LanguageModel) -> list[Any]:
         index = store.suffix_index()
         index.warm_up()
         found.append(index)
-    own = all(one.model is not None and one.model.fingerprint == model.fingerprint for one in store.manifest.dense)
-    if store.manifest.dense and (own or not found):
+    if store.manifest.dense and not (found and _foreign(store, model)):
         found.append(store.dense_index(model.fingerprint))
     return found
+
+
+def _foreign(store: Store, model: LanguageModel) -> bool:
+    """Whether a store's dense index, or a part of it, is of another model's states."""
+    return any(one.model is None or one.model.fingerprint != model.fingerprint for one in store.manifest.dense)
 
 
 def acceptance_for(found: Any, options: Any, stores: Sequence[Path], model: LanguageModel) -> Acceptance | None:
