@@ -327,6 +327,7 @@ def save(curve: CostCurve, path: Path) -> None:
         OutputError: it cannot be written.
     """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (json.dumps(curve.record(), indent=1) + "\n").encode())
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}", SUGGESTION) from error
