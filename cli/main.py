@@ -115,7 +115,7 @@ def main(
 def run() -> None:
     """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
     code = 1
-    _heed_ending()
+    heeded = _heed_ending()
     _shows_tracebacks.set(bool(os.environ.get("SPECDS_DEBUG")))
     try:
         result = app(standalone_mode=False)
@@ -144,12 +144,17 @@ def run() -> None:
         _silence_stdout()
     except Exception as error:
         _complain(f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}", "see it with --debug")
+    for number in heeded:
+        signal.signal(number, signal.SIG_DFL)
     sys.exit(code)
 
 
-def _heed_ending() -> None:
-    """End at these signals as at Ctrl-C: files are finished or removed, and processes of our own ended."""
+def _heed_ending() -> list[signal.Signals]:
+    """End at these signals as at Ctrl-C: files are finished or removed, and processes of our own ended.
 
+    Returns:
+        those that were not heeded before: nohup has them ignored, and an embedding program may have its own way.
+    """
     ending_since: float | None = None
 
     def end(number: int, frame: object) -> None:
@@ -161,10 +166,11 @@ def _heed_ending() -> None:
             _ended_by.set(number)
             raise KeyboardInterrupt
 
-    for number in _ENDING:
-        # nohup has them ignored, and an embedding program may have its own way.
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, end)
+    _ended_by.set(None)
+    heeded = [number for number in _ENDING if signal.getsignal(number) == signal.SIG_DFL]
+    for number in heeded:
+        signal.signal(number, end)
+    return heeded
 
 
 def _silence_stdout() -> None:
