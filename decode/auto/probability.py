@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.decode.auto.features import SOURCES
+from specds.decode.auto.features import AGREEMENT, SOURCES
 from specds.jit import compiled_inside
 
 DEPTHS = 3
@@ -70,7 +70,7 @@ def probability(ensemble: Any, offsets: Any, features: Any, sources: int, depth:
     Args:
         ensemble: `Ensemble`.
         offsets: float64[len(SOURCES), DEPTHS], of log-odds: the mean of its sources' is added.
-        features: float32[len(FEATURES)].
+        features: float32[len(FEATURES)], all set.
         sources: who proposed it, as bits.
         depth: from 1.
     """
@@ -79,6 +79,6 @@ def probability(ensemble: Any, offsets: Any, features: Any, sources: int, depth:
     for bit in range(len(SOURCES)):
         if sources >> bit & 1:
             moved += offsets[bit, bucket]
-    value = log_odds(ensemble, features) + moved / max(count_sources(sources), 1)
+    value = log_odds(ensemble, features) + moved / max(features[AGREEMENT], 1.0)
     chance: float = min(max(1.0 / (1.0 + np.exp(-value)), _FAINTEST), SUREST)
     return chance
