@@ -28,7 +28,7 @@ from specds.calibration.bench.report import report
 from specds.calibration.bench.run import check_tokens, summarize
 from specds.calibration.explanation import explain
 from specds.cli import answers as answer_files
-from specds.cli.config import read_config
+from specds.cli.config import DecodeOptions, read_config, write_config
 from specds.cli.main import run
 from specds.cli.options import cost_curve
 from specds.datastore import corrections
@@ -170,8 +170,9 @@ def make_base(folder: Path, model: LanguageModel) -> None:
     rows = results.read_rows(Path("bench"))
     _lines("bench2/journal.jsonl", [{"row": row, "steps": []} for row in rows])
     Path("cost.json").write_text(command("profile", "--json", *MODEL))
-    tune = ("tune", "--answers", "a.jsonl", "-p", "p.jsonl", "--cost", "cost.json", "--methods", "pld")
-    command(*tune, "--group", "group", "--trials", "2", "--output", "config.json", *MODEL)
+    options = DecodeOptions("pld", (), {"length": "8"}, "4")
+    stored = DecodeOptions("rest", (Path(STORE),), {}, "auto")
+    write_config(Path("config.json"), options, {"a": stored, "b": options}, {"tuned": "by hand"})
 
 
 def _lines(path: str, records: Sequence[dict[str, Any]]) -> None:
