@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -214,7 +215,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
             raise _FieldError(f"{where or 'the manifest'} is not an object")
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         missing, unknown = sorted(hints.keys() - value.keys()), sorted(value.keys() - hints.keys())
         if missing or unknown:
             said = f"lacks {', '.join(missing)}" if missing else f"has unknown fields {', '.join(unknown)[:200]}"
@@ -234,6 +235,12 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     if kind is int and not 0 <= value < 1 << 62:
         raise _FieldError(f"{where} is out of range")
     return value
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The fields of a class and their types; reading them from annotations takes longer than all checks together."""
+    return typing.get_type_hints(kind)
 
 
 def _check_paths(manifest: Manifest) -> None:

@@ -13,6 +13,7 @@ import mmap
 import os
 import random
 import resource
+import select
 import shutil
 import signal
 import struct
@@ -35,6 +36,7 @@ from .readers import CommandFailed, Reader, check_text, language_model, make_bas
 MOST_SECONDS, MOST_WAIT = 20.0, 300.0  # of one mutation: computed, and waited for
 MOST_GROWTH = 512 << 20  # bytes that a child may come to hold above what it held at first
 _ROOM = 4 << 30
+_LOOK = 1.0  # seconds between looks at a child that is silent
 _COMMANDS = 0.06  # of the mutations are read by a command; the others by the library, which is faster
 
 
@@ -237,27 +239,22 @@ def _child(
         finally:
             os._exit(code)
     os.close(writing)
-    os.set_blocking(reading, False)
-    held, last, seen, used, status = b"", -1, time.monotonic(), 0.0, None
+    held, last, seen, used = b"", -1, time.monotonic(), 0.0
     while True:
-        try:
+        if select.select([reading], [], [], _LOOK)[0]:
             piece = os.read(reading, 1 << 16)
-        except BlockingIOError:
-            piece = None
-        if piece:
+            if not piece:
+                break
             held += piece
             *lines, held = held.split(b"\n")
             yield from map(json.loads, lines)
             continue
-        if piece == b"" or status is not None:
-            break
         number = struct.unpack("<q", shared[:8])[0]
         if number != last:
             last, seen, used = number, time.monotonic(), _used(child)
         # A busy machine may leave the child without a turn for long; what waits for nothing never gets one.
         if _used(child) - used > MOST_SECONDS or time.monotonic() - seen > MOST_WAIT:
             os.kill(child, signal.SIGKILL)
-        time.sleep(0.005)
     _, status = os.waitpid(child, 0)
     os.close(reading)
     code = os.waitstatus_to_exitcode(status)
