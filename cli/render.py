@@ -402,7 +402,10 @@ def tuning_table(found: Tuning) -> None:
     out = screen(stderr=False)
     out.print(table)
     for one in found.best:
-        out.print(f"{printable(one.group)}: {_decode_options(one.setting)}", markup=False, soft_wrap=True)
+        said = f"{printable(one.group)}: {_decode_options(one.setting)}"
+        if one.setting == one.default:
+            said += "  (as without a configuration)"
+        out.print(said, markup=False, soft_wrap=True)
         if one.rejected:
             margin = one.rejected.margin
             out.print(

@@ -120,17 +120,13 @@ def check_file(path: str, *, missing: str = "check the path") -> None:
     """
     if path == STDIN:
         return
-    if (address := _URL.match(path)) and not Path(path).exists():
-        raise InputError(
-            f"{shown(path)}: nothing is read over {shown(address[0])}",
-            "download it and pass the file"
-            + ("; `specds ingest owner/name` reads a data set of the hub" if address[0].lower() == "hf://" else ""),
-        )
     try:
         mode = Path(path).stat().st_mode
-    except FileNotFoundError as error:
-        raise InputError(f"{shown(path)}: no such file", missing) from error
     except (OSError, ValueError) as error:
+        if address := _URL.match(path):
+            raise _elsewhere(path, address[0]) from error
+        if isinstance(error, FileNotFoundError):
+            raise InputError(f"{shown(path)}: no such file", missing) from error
         raise _unreadable(path, error) from error
     if stat.S_ISDIR(mode):
         raise InputError(f"{shown(path)} is a directory", f"pass files or a glob: {shown(path).rstrip('/')}/*.jsonl")
@@ -597,6 +593,13 @@ def _read_line(stream: IO[bytes], max_line: int) -> tuple[bytes, bool]:
     while (rest := stream.readline(_SKIP_BYTES)) and not rest.endswith(b"\n"):
         pass
     return line[:4], False
+
+
+def _elsewhere(path: str, scheme: str) -> InputError:
+    hint = "download it and pass the file"
+    if scheme.lower() == "hf://":
+        hint += "; `specds ingest owner/name` reads a data set of the hub"
+    return InputError(f"{shown(path)}: nothing is read over {scheme}", hint)
 
 
 def _unreadable(path: str, error: Exception) -> InputError:

@@ -307,11 +307,11 @@ def _acceptance(name: str, depths: Sequence[dict[str, Any]], hue: int) -> Line:
 
 def _cost(summary: dict[str, Any]) -> str:
     curve, series = summary["cost"], []
-    seen = [(one["rows"], one["seconds"] * 1e3) for one in summary["passes"]]
+    seen = [(one["rows"], one["seconds"] * 1e3) for one in summary["passes"] if one["seconds"] > 0]
     reach = 2.0 ** math.ceil(math.log2(max(_LEAST_ROWS, *(2 * rows for rows, _ in seen)))) if seen else math.inf
     if curve:
         for place, (context, seconds) in enumerate(zip(curve["contexts"], curve["seconds"], strict=True)):
-            points = [(n, t * 1e3) for n, t in zip(curve["rows"], seconds, strict=True) if n <= reach]
+            points = [(n, t * 1e3) for n, t in zip(curve["rows"], seconds, strict=True) if n <= reach and t > 0]
             series.append(Line(f"at context length {context:,}", points, place))
     if seen:
         series.append(Line("in this run", seen, len(series), marks=True))

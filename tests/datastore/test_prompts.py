@@ -592,7 +592,9 @@ def test_file_of_rows_that_cannot_be_read(write, name, content, says, hint):
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/p.jsonl", "hf://datasets/a/b/p.csv", "https://x.org/p.jsonl.gz"])
+@pytest.mark.parametrize(
+    "path", ["s3://bucket/p.jsonl", "hf://datasets/a/b/p.csv", "https://x.org/p.jsonl.gz?" + "k" * 5000]
+)
 def test_address_is_refused_before_anything_is_read(path):
     with pytest.raises(InputError, match="nothing is read over " + path.partition("//")[0]) as caught:
         read_prompts([path])
