@@ -28,7 +28,10 @@ def merge(
         raise UsageError("one store is merged with nothing", "name two or more")
     opened = [open_store(path) for path in stores]
     with working("merging"):
-        merged, twice = run(opened, out)
+        done = run(opened, out)
+    merged, twice = done.store, done.twice
+    if done.done is not None:
+        note(f"{out}: done already, on {done.done}; nothing was changed")
     said = f"{out}: {merged.manifest.documents:,} documents, {merged.manifest.tokens:,} tokens"
     note(said + (f"; {twice:,} were in more than one" if twice else ""))
     for kind, segments in merged.manifest.indexes.items():

@@ -36,6 +36,9 @@ def remove(
         raise UsageError("nothing to remove", "name it with --source or --doc-id; `specds inspect` shows the sources")
     with working("removing"):
         done = run(open_store(store), sources=source or [], ids=ids)
+    if done.done is not None:
+        note(f"{store}: done already, on {done.done}; nothing was changed")
+        return
     note(
         f"{store}: removed {done.documents:,} documents, {done.tokens:,} tokens; {done.shards} corpus files and "
         f"{done.segments} index segments changed"

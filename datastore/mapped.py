@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.files import create
+from specds.files import create, open_regular
 
 
 def write_array(path: Path, *arrays: NDArray[Any], below: Path) -> None:
@@ -30,7 +31,8 @@ def map_array(path: Path, dtype: Any, count: int) -> NDArray[Any]:
     Raises:
         ValueError: the file has another size. OSError: it cannot be opened.
     """
-    if count < 1 or path.stat().st_size != count * np.dtype(dtype).itemsize:
-        raise ValueError(f"{path.name} does not hold {count:,} values of {np.dtype(dtype).name}")
-    # As a plain array, which compiled code takes in faster.
-    return np.memmap(path, dtype=dtype, mode="r", shape=(count,)).view(np.ndarray)
+    with open_regular(path) as file:
+        if count < 1 or os.fstat(file.fileno()).st_size != count * np.dtype(dtype).itemsize:
+            raise ValueError(f"{path.name} does not hold {count:,} values of {np.dtype(dtype).name}")
+        # As a plain array, which compiled code takes in faster.
+        return np.memmap(file, dtype=dtype, mode="r", shape=(count,)).view(np.ndarray)

@@ -7,6 +7,8 @@ suffix segment over changed files is sorted again, a dense one forgets the docum
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,9 @@ from specds.files import copy, make_directory, sha256
 
 # Documents of one corpus file after compaction.
 _SHARD_DOCUMENTS = 65_536
+# Hexadecimal digits of the digests in the history, which tell a request from others.
+_DIGITS = 16
+_MERGED = "merged "
 
 Progress = Callable[[str], None]
 Rewrite = Callable[[Document], Sequence[Document]]
@@ -41,6 +46,7 @@ class Removal:
         shards: corpus files that were written anew, or went.
         segments: index segments that were written anew, or went.
         added: documents that took the place of others.
+        done: when the same was done before, if nothing was left of it to do.
     """
 
     documents: int
@@ -48,20 +54,25 @@ class Removal:
     shards: int
     segments: int
     added: int = 0
+    done: str | None = None
 
 
 def remove(store: Store, *, sources: Sequence[str] = (), ids: Sequence[str] = ()) -> Removal:
     """Take documents out of a store and its indexes, by source or by id.
 
+    What the same request has removed before need not be there: a run that was killed after it was done can be repeated.
+
     Raises:
-        UsageError: the store has no such source or document; nothing is removed then.
+        UsageError: the store has no such source or document, and never removed it; nothing is removed then.
         StoreLocked, OutputError, CorruptStore: see their docstrings.
     """
     wanted = set(ids)
     with store.writer() as writer:
         known = {name for shard in writer.manifest.corpus for name in shard.sources}
+        what = _removed(sources, wanted)
+        before = _done(writer.manifest, what)
         for source in sources:
-            if source not in known:
+            if source not in known and before is None:
                 named = ", ".join(sorted(known)[:10]) or "none"
                 raise UsageError(f"{store.path} has no source {source!r}", f"its sources are: {named}")
         found: set[str] = set()
@@ -72,12 +83,30 @@ def remove(store: Store, *, sources: Sequence[str] = (), ids: Sequence[str] = ()
                 return ()
             return () if document.source in sources else (document,)
 
-        what = [f"source {name}" for name in sources] + ([f"{len(wanted)} documents by id"] if wanted else [])
         touched = None if wanted else {one.file for one in writer.manifest.corpus if one.sources.keys() & {*sources}}
         plan = _Plan.of(writer, writer.manifest, gone, touched)
-        if missing := wanted - found:
+        if (missing := wanted - found) and before is None:
             raise UsageError(f"{store.path} has no document {min(missing)!r}", "see `specds export` for the ids")
-        return plan.carry_out(f"removed {', '.join(what)}")
+        if before is not None and not plan.names:
+            return Removal(0, 0, 0, 0, done=before)
+        return plan.carry_out(what)
+
+
+def _removed(sources: Sequence[str], ids: set[str]) -> str:
+    """What the history says of a removal. Ids may be many, and may say what is gone: a digest stands for them."""
+    what = [f"source {name}" for name in sorted(set(sources))]
+    if ids:
+        what.append(f"{len(ids)} documents by id ({_digest(sorted(ids))})")
+    return f"removed {', '.join(what)}"
+
+
+def _done(manifest: Manifest, what: str) -> str | None:
+    """When the same was done before; None: it was not."""
+    return next((change.provenance.date for change in reversed(manifest.history) if change.what == what), None)
+
+
+def _digest(parts: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_DIGITS]
 
 
 def rewrite(store: Store, change: Rewrite, what: str) -> Removal:
@@ -273,17 +302,30 @@ def _one_dense(writer: Writer, group: Sequence[Segment]) -> list[Segment]:
     return [write_segment(writer, parts, normalizer, first.model, about, lambda stage, done, total: None)]
 
 
-def merge(stores: Sequence[Store], out: Path, *, progress: Progress = lambda stage: None) -> tuple[Store, int]:
+@dataclass(frozen=True, slots=True)
+class Merger:
+    """What came of a merge.
+
+    Attributes:
+        store: the new store.
+        twice: documents that were in more than one.
+        done: when the same stores were merged into it before, if that was so and nothing was done now.
+    """
+
+    store: Store
+    twice: int
+    done: str | None = None
+
+
+def merge(stores: Sequence[Store], out: Path, *, progress: Progress = lambda stage: None) -> Merger:
     """Put stores of one tokenizer together into a new one, with their indexes; stores are read, not changed.
 
     A document whose id an earlier store holds is taken once. Indexes come along as they are, as segments; of dense ones
-    those of the first store's model.
-
-    Returns:
-        the new store, and how many documents were in more than one.
+    those of the first store's model. Where the same was done before, nothing is: a run that was killed after it was
+    done can be repeated.
 
     Raises:
-        UsageError: the new store has documents already. ForeignTokenizer: two tokenizers.
+        UsageError: the new store has documents already, of something else. ForeignTokenizer: two tokenizers.
         NotAStore, StoreLocked, OutputError, CorruptStore: see their docstrings.
     """
     first = stores[0].manifest
@@ -291,7 +333,12 @@ def merge(stores: Sequence[Store], out: Path, *, progress: Progress = lambda sta
         require_tokenizer(store, first.tokenizer)
     if not (out / "manifest.json").exists():
         make_store(out, Manifest(first.tokenizer, first.vocab_size))
+    what = _merged(stores)
     with Writer(out) as writer:
+        # The histories of merged stores come along; what this one is made of stands last.
+        last = next((one for one in reversed(writer.manifest.history) if one.what.startswith(_MERGED)), None)
+        if last is not None and last.what == what:
+            return Merger(writer.store, 0, last.provenance.date)
         if writer.manifest.corpus or writer.manifest.tokenizer != first.tokenizer:
             raise UsageError(f"{out} is not empty", "merge into a new store")
         corpus: list[Shard] = []
@@ -326,10 +373,14 @@ def merge(stores: Sequence[Store], out: Path, *, progress: Progress = lambda sta
             seen.add(document.doc_id)
             return (document,)
 
-        twice = _Plan.of(writer, put_together, once, None).carry_out(
-            f"merged {', '.join(store.path.name for store in stores)}"
-        )
-    return Store(out, writer.manifest), twice.documents
+        twice = _Plan.of(writer, put_together, once, None).carry_out(what)
+    return Merger(Store(out, writer.manifest), twice.documents)
+
+
+def _merged(stores: Sequence[Store]) -> str:
+    """What the history says of a merge; stores that were changed since are others."""
+    files = [[record.sha256 for _, record in sorted(store.manifest.files.items())] for store in stores]
+    return f"{_MERGED}{', '.join(store.path.name for store in stores)} ({_digest(files)})"
 
 
 def _copy(store: Store, name: str, new: Path, below: Path) -> None:

@@ -326,6 +326,8 @@ def save(curve: CostCurve, path: Path) -> None:
 def load(path: Path) -> CostCurve | None:
     """A kept curve; None if there is none, or what is there is none."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return None
         record = json.loads(path.read_bytes())
         rows, contexts = tuple(map(int, record["rows"])), tuple(map(int, record["contexts"]))
         seconds = np.array(record["seconds"], np.float64)

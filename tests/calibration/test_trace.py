@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,9 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from specds.calibration.trace import TraceWriter, read_passes
+from specds.cli.answers import answer_file
 from specds.decode.engine import Engine
 from specds.errors import InputError, OutputError
 from specds.model import LanguageModel
+
+from ..faults import crash_points
 
 
 def test_a_trace_has_a_row_a_forward_pass_and_tells_the_text(tmp_path: Path, tiny: LanguageModel) -> None:
@@ -59,6 +63,36 @@ def test_a_trace_survives_an_error_and_says_where_it_cannot_write(tmp_path: Path
     assert pq.read_table(tmp_path / "t.parquet").num_rows == len(steps)
     with pytest.raises(OutputError, match="cannot write the trace"), TraceWriter(tmp_path / "no" / "t.parquet"):
         pass
+
+
+def test_a_run_that_dies_anywhere_leaves_what_its_successor_needs(tmp_path: Path, tiny: LanguageModel) -> None:
+    """Two prompts of one id, and one of two turns; what is answered is on the disk after what is traced."""
+    first, second = (list(Engine(tiny).steps(prompt, 4)) for prompt in ([9, 30], [12, 9]))
+    asked = [("a", [first]), ("b", [first, second]), ("a", [second])]
+    folder = tmp_path / "run"
+
+    def run() -> None:
+        with TraceWriter(folder / "t.parquet", resumable=True) as trace, answer_file(folder / "a.jsonl") as file:
+            assert trace.carry_over([one.id for one in file.held]) == []
+            for name, turns in asked[len(file.held) :]:
+                for turn, steps in enumerate(turns):
+                    trace.add(name, turn, "none", steps)
+                file.write({"id": name, "key": ""})
+
+    def fresh() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+
+    fresh()
+    run()
+    whole = pq.read_table(folder / "t.parquet")
+    points = 0
+    for point in crash_points(fresh, run, folder):
+        run()
+        assert pq.read_table(folder / "t.parquet").equals(whole), point
+        assert sorted(one.name for one in folder.iterdir()) == ["a.jsonl", "t.parquet"], point
+        points += 1
+    assert points > 15
 
 
 def test_a_damaged_trace_is_not_cut_by_a_resumed_run(tmp_path: Path, tiny: LanguageModel) -> None:

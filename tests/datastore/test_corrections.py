@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -16,15 +18,26 @@ from specds.datastore.corrections import (
     Pair,
     Table,
     add_to_table,
+    calibrating,
     check_pair,
     difference,
     key_of,
     merge,
     read_table,
+    updating,
     write_table,
 )
 from specds.datastore.manifest import Identity, Provenance
-from specds.errors import CorruptTable, ForeignTable, InputError, OutputError, SpecdsError, UsageError
+from specds.errors import (
+    CorruptTable,
+    ForeignTable,
+    InputError,
+    OutputError,
+    SpecdsError,
+    StoreLocked,
+    UnsafeFile,
+    UsageError,
+)
 
 VOCABULARY = 50
 PAIR = Pair(Identity("target", "t1"), Identity("draft", "d1"), Identity("words", "w1"), VOCABULARY)
@@ -180,3 +193,45 @@ def test_processes_that_feed_one_table_lose_no_count(tmp_path: Path) -> None:
     table = read_table(path)
     assert counted(table) == {(one, number): 1 for one in range(4) for number in range(20)} | {(9, 9): 80}
     assert (table.prompts, table.tokens) == (80, 160)
+
+
+@pytest.mark.parametrize("kind", ["lock", "calibrating"])
+@pytest.mark.parametrize("planted", ["link", "pipe", "other name"])
+def test_a_lock_that_somebody_planted_beside_a_table_empties_nothing(kind: str, planted: str, tmp_path: Path) -> None:
+    """Both may be the same file, which once waited for itself for ever."""
+    path = tmp_path / "t.parquet"
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for one in ("lock", "calibrating"):
+        lock = path.with_name(f".{path.name}.{one}")
+        if planted == "link":
+            lock.symlink_to(victim)
+        elif planted == "pipe":
+            os.mkfifo(lock)
+        else:
+            os.link(victim, lock)
+    with contextlib.suppress(UnsafeFile), calibrating(path) if kind == "calibrating" else contextlib.nullcontext():
+        with pytest.raises(UnsafeFile, match=r"\.t\.parquet\."), updating(path):
+            pass
+        with pytest.raises(UnsafeFile):
+            add_to_table(path, PAIR, {}, prompts=1, tokens=1, provenance=COMMAND)
+    assert victim.read_text() == "precious"
+    assert not path.exists()
+
+
+def test_a_table_behind_the_users_link_is_one_table(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    link, real = tmp_path / "t.parquet", tmp_path / "shared" / "real.parquet"
+    link.symlink_to(real)
+    for path in (link, real, link):
+        add_to_table(path, PAIR, {5 << 32 | 6: 1}, prompts=1, tokens=1, provenance=COMMAND)
+    assert link.is_symlink()
+    assert read_table(real).count.tolist() == [3]
+    with calibrating(link), pytest.raises(StoreLocked), calibrating(real):
+        pass
+
+
+def test_a_table_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="no correction table"):
+        read_table(tmp_path / "t.parquet")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from specds.datastore.build_suffix import build_suffix
 from specds.datastore.corpus import Document, add_documents, read_documents
 from specds.datastore.duplicates import find_duplicates
 from specds.datastore.manifest import Segment
-from specds.datastore.rewriting import compact, merge, rebuild_suffix, remove, rewrite
+from specds.datastore.rewriting import Removal, compact, merge, rebuild_suffix, remove, rewrite
 from specds.datastore.segments import portions, to_join
 from specds.datastore.store import Store, create_store, find_problems, open_store
 from specds.datastore.suffix import Match
@@ -144,8 +144,8 @@ class Growing(RuleBasedStateMachine):
             self.indexed |= made.keys()
         self.number += 1
         out = self.root / f"{self.number}.ds"
-        _, twice = merge([open_store(self.path), open_store(other.path)], out)
-        assert twice == (twins and bool(self.held))
+        merger = merge([open_store(self.path), open_store(other.path)], out)
+        assert merger.twice == (twins and bool(self.held))
         self.held |= made
         self.path = out
 
@@ -388,8 +388,9 @@ def test_merging_takes_the_indexes_along(
     build_dense(three, make_model(seed=1), DenseOptions("faiss", dims=8))
     stores = [open_store(store.path) for store in (one, two, three)]
     before = [snapshot(store.path) for store in stores]
-    merged, twice = merge(stores, tmp_path / "out.ds")
-    assert twice == 0
+    merger = merge(stores, tmp_path / "out.ds")
+    merged = merger.store
+    assert (merger.twice, merger.done) == (0, None)
     assert [snapshot(store.path) for store in stores] == before
     assert corpus_of(merged.path) == corpus_of(one.path) | corpus_of(two.path) | corpus_of(three.path)
     assert (len(merged.manifest.suffix), len(merged.manifest.dense)) == (2, 2)
@@ -404,6 +405,35 @@ def test_merging_takes_the_indexes_along(
             similarity, positions = index.search(states_of(tiny, text)[1], 1)
             assert similarity[0] == pytest.approx(1, abs=1e-3)
             assert index.continuations(positions, 2)[0].tolist() == text[2:4]
-    with pytest.raises(UsageError, match="not empty"):
-        merge(stores, merged.path)
     assert "merged" in opened.manifest.history[-1].what
+    after = snapshot(merged.path)
+    with pytest.raises(UsageError, match="not empty"):
+        merge(stores[:2], merged.path)
+    assert merge(stores, merged.path).done is not None  # as after a kill behind the commit
+    assert snapshot(merged.path) == after
+    fill(one, [([9], [9])], source="new")
+    with pytest.raises(UsageError, match="not empty"):
+        merge([open_store(store.path) for store in (one, two, three)], merged.path)
+
+
+def test_a_removal_that_is_repeated_is_done_already(new_store: NewStore) -> None:
+    store = fill(fill(new_store(random_documents(9)), [([5], [6])], source="one"), [([7], [8])], source="two")
+
+    def again(*sources: str, ids: Sequence[str] = ()) -> Removal:
+        return remove(open_store(store.path), sources=sources, ids=ids)
+
+    with pytest.raises(UsageError, match="no source"):
+        again("three")
+    assert (again("one").documents, again(ids=["test-1", "test-2"]).documents) == (1, 2)
+    before = snapshot(store.path)
+    for repeated in (again("one"), again(ids=["test-2", "test-1"])):
+        assert repeated.done is not None
+        assert repeated.documents == 0
+    for sources, ids in (("one", "two"), ()), (("one",), ("test-1",)), ((), ("test-1",)):
+        with pytest.raises(UsageError):
+            again(*sources, ids=ids)
+    assert snapshot(store.path) == before
+    fill(open_store(store.path), [([1], [2])], source="one")
+    assert again("one").documents == 1
+    said = " ".join(change.what for change in open_store(store.path).manifest.history)
+    assert "test-1" not in said

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from specds.calibration.bench.results import JOURNAL, STEPS, Row, key_of, read_rows, read_steps
+from specds.calibration.bench.results import JOURNAL, STEPS, Row, key_of, open_results, read_rows, read_steps
 from specds.calibration.bench.run import Case, choose_cases
 from specds.datastore.prompts import BadRow, Prompt
-from specds.errors import InputError, OutputError, PeerError, PromptError
+from specds.errors import InputError, OutputError, PeerError, PromptError, UnsafeFile
 from specds.model import LanguageModel
 
 from ...tools import Mortal, Run, mortal
@@ -96,6 +98,25 @@ def test_what_is_no_result_is_left_alone(run_bench: Bench, tmp_path: Path) -> No
     (tmp_path / "file").write_text("…")
     with pytest.raises(OutputError, match="not a directory"):
         run_bench("none", out="file")
+
+
+@pytest.mark.parametrize("name", [".lock", JOURNAL])
+@pytest.mark.parametrize("planted", ["link", "pipe", "other name"])
+def test_what_is_planted_in_a_result_is_not_written_through(name: str, planted: str, tmp_path: Path) -> None:
+    path, victim = tmp_path / "result", tmp_path / "victim"
+    path.mkdir()
+    victim.write_text("precious")
+    if planted == "link":
+        (path / name).symlink_to(victim)
+    elif planted == "pipe":
+        os.mkfifo(path / name)
+    else:
+        os.link(victim, path / name)
+    # A lock is never written to, so that another name of it does no harm.
+    harmless = (name, planted) == (".lock", "other name")
+    with contextlib.nullcontext() if harmless else pytest.raises(UnsafeFile), open_results(path, {}) as results:
+        results.begin({})
+    assert victim.read_text() == "precious"
 
 
 def test_a_cut_journal_goes_on_and_a_damaged_one_is_refused(run_bench: Bench, tiny: LanguageModel) -> None:
