@@ -215,12 +215,12 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
             raise _FieldError(f"{where or 'the manifest'} is not an object")
-        hints = _hints(kind)
+        made: Any = kind
+        hints = _hints(made)
         missing, unknown = sorted(hints.keys() - value.keys()), sorted(value.keys() - hints.keys())
         if missing or unknown:
             said = f"lacks {', '.join(missing)}" if missing else f"has unknown fields {', '.join(unknown)[:200]}"
             raise _FieldError(f"{where or 'the manifest'} {said}")
-        made: Any = kind
         return made(**{name: _build(hint, value[name], f"{where}.{name}".lstrip(".")) for name, hint in hints.items()})
     if origin is list:
         if not isinstance(value, list):
