@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from specds.cli.main import explained
-from specds.errors import SpecdsError, shortage
+from specds.errors import SpecdsError
 
 from ..conftest import make_model
 from .mutations import mutate_bytes, reseal
@@ -139,9 +139,9 @@ def _by_library(reader: Reader, how: list[str]) -> Mutant:
     except CommandFailed as error:
         return Mutant(reader.name, how, "shown", str(error))
     except Exception as error:
-        told = shortage(error) or (error if isinstance(error, SpecdsError) else explained(error))
+        told = error if isinstance(error, SpecdsError) else explained(error)
         finding = ""
-        if told.message.startswith(("unexpected", "not enough memory")) or not isinstance(error, SpecdsError):
+        if told is not error:
             finding = f"{told.message}\n{''.join(traceback.format_exception(error))}"
         elif len(told.message) > 20_000:
             finding = f"a message of {len(told.message)} characters: {told.message[:300]}"
@@ -157,7 +157,7 @@ def _by_command(argv: Sequence[str], how: list[str]) -> Mutant:
     finding = ""
     if code not in (0, 1, 2):
         finding = f"exit code {code}"
-    elif "Traceback" in err + out or "unexpected" in err or "not enough memory" in err:
+    elif "Traceback" in err + out or "error: unexpected" in err or "error: not enough memory —" in err:
         finding = "an error without a name"
     elif len(complaints) > 1 or (complaints and " — " not in complaints[0]):
         finding = "not one line with a hint"
