@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import mmap
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -55,39 +53,18 @@ def not_llama_like(model: LanguageModel) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class PackedModel:
-    """All that the kernels read.
-
-    Attributes:
-        weights: float32, every matrix in panels of LANES outputs, and every norm and bias.
-        shape: int64[SHAPE], sizes and places.
-        table: int64[layers, FIELDS], each layer's places; -1 where there is none.
-        epsilon: of the norms.
-    """
-
-    weights: NDArray[np.float32]
-    shape: NDArray[np.int64]
-    table: NDArray[np.int64]
-    epsilon: float
-
-    @property
-    def head(self) -> int:
-        """Numbers in a head."""
-        return int(self.shape[k.HEAD])
-
-    def without(self, skip: Collection[int]) -> PackedModel:
-        """The same model with some layers left out, 0 the first; the others keep their places in the cache."""
-        kept = [layer for layer in range(len(self.table)) if layer not in skip]
-        shape = self.shape.copy()
-        shape[k.LAYERS] = len(kept)
-        return dataclasses.replace(self, shape=shape, table=self.table[kept])
+def without(model: k.Model, skip: Collection[int]) -> k.Model:
+    """The same model with some layers left out, 0 the first; the others keep their places in the cache."""
+    kept = [layer for layer in range(len(model.table)) if layer not in skip]
+    shape = model.shape.copy()
+    shape[k.LAYERS] = len(kept)
+    return model._replace(shape=shape, table=model.table[kept])
 
 
-_packed: WeakKeyDictionary[LanguageModel, PackedModel] = WeakKeyDictionary()
+_packed: WeakKeyDictionary[LanguageModel, k.Model] = WeakKeyDictionary()
 
 
-def packed(model: LanguageModel) -> PackedModel:
+def packed(model: LanguageModel) -> k.Model:
     """A model's weights, packed when they are first asked for and shared by all its targets.
 
     Raises:
@@ -98,7 +75,7 @@ def packed(model: LanguageModel) -> PackedModel:
     return _packed[model]
 
 
-def _pack(model: LanguageModel) -> PackedModel:
+def _pack(model: LanguageModel) -> k.Model:
     """A tensor at a time, so that no second copy is ever whole."""
     config = model.config
     hidden, layers, heads = config.hidden_size, config.num_hidden_layers, config.num_attention_heads
@@ -136,7 +113,7 @@ def _pack(model: LanguageModel) -> PackedModel:
     shape[k.HEAD_MATRIX] = (
         shape[k.EMBEDDING] if config.tie_word_embeddings else plan.matrix(["lm_head.weight"], [vocabulary], hidden)
     )
-    return PackedModel(plan.fill(), shape, table, float(config.rms_norm_eps))
+    return k.Model(plan.fill(), shape, table, float(config.rms_norm_eps))
 
 
 def windows(model: LanguageModel) -> list[int]:
