@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specds.decode.contracts import Forward, Kept, Taps
 from specds.decode.draft import Draft
 from specds.decode.targets import kernels as k
+from specds.decode.targets import layout
 from specds.decode.targets.held import Held
 from specds.decode.targets.llama import packed, rotary_table, unsupported, without
 from specds.decode.targets.microkernel import LANES, ROWS
@@ -50,7 +51,7 @@ class CpuTarget:
         self._logits = np.zeros(self._line, np.float32)
         self._team = Team(threads or torch.get_num_threads())
         self._arrived = np.zeros(8, np.int64)
-        self._sketches: dict[frozenset[int], k.Model] = {}
+        self._sketches: dict[frozenset[int], layout.Model] = {}
         self._held = Held(self._taps, int(self._config.hidden_size), self._vocabulary)
         self._room = 0
         self._keys = self._values = np.empty(0, np.float32)
@@ -85,8 +86,8 @@ class CpuTarget:
         start = len(self._held)
         rows = np.array(self._held.commit(path), np.int64)
         shape = self._packed.shape
-        layers, kv_heads = int(shape[k.LAYERS]), int(shape[k.KV_HEADS])
-        k.compact(layers, kv_heads, int(shape[k.HEAD]), self._keys, self._values, self._room, start, rows)
+        layers, kv_heads = int(shape[layout.LAYERS]), int(shape[layout.KV_HEADS])
+        k.compact(layers, kv_heads, int(shape[layout.HEAD]), self._keys, self._values, self._room, start, rows)
 
     def sketch(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
         """See `Target.sketch`."""
@@ -121,7 +122,7 @@ class CpuTarget:
         depths: NDArray[np.int64],
         start: int,
         asked: int,
-        sketch: k.Model | None = None,
+        sketch: layout.Model | None = None,
     ) -> tuple[Forward, NDArray[np.float32] | None]:
         model, rows = sketch or self._packed, len(tokens)
         layer = 0 if sketch else self._taps.layer
@@ -129,23 +130,23 @@ class CpuTarget:
         self._make_space(rows)
         positions = start + depths
         cosine, sine = self._cosine[positions].reshape(-1), self._sine[positions].reshape(-1)
-        lows = _lows(model.table[:, k.WINDOW], positions)
-        run = k.Run(tokens, lineage, lows, cosine, sine, start, asked, layer)
-        states = np.empty((asked, model.shape[k.HIDDEN]), np.float32)
-        captured = np.empty((rows if layer else 0, model.shape[k.HIDDEN]), np.float32)
+        lows = _lows(model.table[:, layout.WINDOW], positions)
+        run = layout.Run(tokens, lineage, lows, cosine, sine, start, asked, layer)
+        states = np.empty((asked, model.shape[layout.HIDDEN]), np.float32)
+        captured = np.empty((rows if layer else 0, model.shape[layout.HIDDEN]), np.float32)
         # Rows of logits end on a whole panel; what is behind the vocabulary is never shown.
         if len(self._logits) < asked * self._line:
             self._logits = np.zeros(asked * self._line, np.float32)
         logits = self._logits[: asked * self._line]
-        self._compute(model, run, k.Results(states, captured, logits))
+        self._compute(model, run, layout.Results(states, captured, logits))
         shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
         result = Forward(shown, torch.from_numpy(states) if self._taps.hidden else None)
         return result, captured if layer else None
 
-    def _compute(self, model: k.Model, run: k.Run, results: k.Results) -> None:
+    def _compute(self, model: layout.Model, run: layout.Run, results: layout.Results) -> None:
         """The pass itself, on all threads."""
-        cache = k.Cache(self._keys, self._values, self._room)
-        space = k.Space(self._x, self._wide, self._mixed, self._own, self._scores)
+        cache = layout.Cache(self._keys, self._values, self._room)
+        space = layout.Space(self._x, self._wide, self._mixed, self._own, self._scores)
         threads = self._team.size if _compiled.is_set() else 1
         self._arrived[0] = 0
 
@@ -153,7 +154,7 @@ class CpuTarget:
             if thread >= threads:
                 return
             try:
-                k.forward(k.Worker(thread, threads), self._arrived, model, run, cache, space, results)
+                k.forward(layout.Worker(thread, threads), self._arrived, model, run, cache, space, results)
             except BaseException:
                 k.release(self._arrived)  # the others must not wait for this thread
                 raise
@@ -166,8 +167,8 @@ class CpuTarget:
         if length <= self._room:
             return
         shape = self._packed.shape
-        lines = int(shape[k.LAYERS] * shape[k.KV_HEADS])
-        head = int(shape[k.HEAD])
+        lines = int(shape[layout.LAYERS] * shape[layout.KV_HEADS])
+        head = int(shape[layout.HEAD])
         panels = -(-head // LANES)
         room = max(length + _GRAIN, self._room * 3 // 2)
         room += -room % LANES
@@ -187,10 +188,10 @@ class CpuTarget:
         if rows <= self._rows:
             return
         shape = self._packed.shape
-        stream = int(-(-shape[k.HIDDEN] // LANES) * LANES)
-        heads = int(shape[k.HEADS] * shape[k.HEAD])
-        projected = heads + 2 * int(shape[k.KV_HEADS] * shape[k.HEAD])
-        inner = int(shape[k.INNER])
+        stream = int(-(-shape[layout.HIDDEN] // LANES) * LANES)
+        heads = int(shape[layout.HEADS] * shape[layout.HEAD])
+        projected = heads + 2 * int(shape[layout.KV_HEADS] * shape[layout.HEAD])
+        inner = int(shape[layout.INNER])
         rows = 1 << (rows - 1).bit_length()
         self._x = np.zeros(rows * stream, np.float32)
         self._wide = np.zeros(rows * max(projected + LANES, 2 * inner, stream), np.float32)
