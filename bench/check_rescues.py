@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
-from specds.datastore.prompts import Prompt, read_prompts
 from specds.model import load_model
+from specds.reading.prompts import Prompt, read_prompts
 
 # Float sums of another program may differ by so much, in logits.
 _SLACK = 2e-3

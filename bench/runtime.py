@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from specds.datastore.prompts import Prompt, read_prompts
 from specds.decode.contracts import Step
 from specds.decode.draft import Draft, chain, empty
 from specds.decode.drafters.none import Null
@@ -32,6 +31,7 @@ from specds.decode.pricing.budget import Auto, Budget, Fixed
 from specds.decode.targets import choose_runtime, make_target
 from specds.decode.verifiers import make_verifier
 from specds.model import LanguageModel, load_model
+from specds.reading.prompts import Prompt, read_prompts
 from specds.reference import generate_plain
 from specds.sampling import Sampling
 

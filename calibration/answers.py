@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specds.calibration.trace import read_trace
-from specds.datastore.examples import Example, read_examples
-from specds.datastore.prompts import BadRow, Message, Prompt
-from specds.datastore.rows import check_file, lines, shown
 from specds.errors import InputError, PromptError
 from specds.printing import is_unicode
+from specds.reading.examples import Example, read_examples
+from specds.reading.prompts import BadRow, Message, Prompt
+from specds.reading.rows import check_file, lines, shown
 from specds.tokenizer import Tokenizer
 
 

@@ -32,10 +32,10 @@ def choose_skip(
     """
     from specds.calibration.skipping import choose_skip
     from specds.cli.render import bar, comparison, note
-    from specds.datastore.prompts import Prompt, read_prompts
     from specds.decode.pricing import measurement
     from specds.decode.targets import choose_runtime, make_target
     from specds.errors import InputError, UnsupportedModel
+    from specds.reading.prompts import Prompt, read_prompts
 
     rows = [
         row for row in read_prompts(prompt_file, format=format, prompt_field=prompt_field) if isinstance(row, Prompt)

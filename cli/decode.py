@@ -108,13 +108,13 @@ def decode(
     from specds.cli.answers import answer_file, answer_record, error_record, request_key
     from specds.cli.config import read_config
     from specds.cli.render import bar, decode_summary, emit, memory_note, note
-    from specds.datastore.prompts import BadRow, read_prompts
     from specds.decode.assembly import check_method
     from specds.decode.counters import Counters
     from specds.decode.method import Method
     from specds.decode.verifiers import verifier_name
     from specds.errors import InputError, PromptError, UsageError
     from specds.model import find_tokenizer
+    from specds.reading.prompts import BadRow, read_prompts
     from specds.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)

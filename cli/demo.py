@@ -40,9 +40,9 @@ def demo(
     import time
 
     from specds.cli.render import comparison, note, working
-    from specds.datastore.prompts import Prompt, read_prompts
     from specds.datastore.store import create_store, open_store
     from specds.model import cache_directory
+    from specds.reading.prompts import Prompt, read_prompts
 
     most = options.budget(budget)
     language_model = options.load(model, None, dtype, device, threads, False)

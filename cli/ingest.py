@@ -48,11 +48,11 @@ def ingest(
     import itertools
 
     from specds.cli.render import bar, note, working
-    from specds.datastore.examples import read_examples
     from specds.datastore.ingestion import ingest as run
     from specds.datastore.store import create_store
     from specds.errors import InputError
     from specds.model import find_tokenizer
+    from specds.reading.examples import read_examples
 
     examples = read_examples(
         files,

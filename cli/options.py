@@ -275,7 +275,7 @@ def recorded(
     """Recorded answers with their prompts; says what they leave to be desired."""
     from specds.calibration.answers import read_answers
     from specds.cli.render import note
-    from specds.datastore.prompts import read_prompts
+    from specds.reading.prompts import read_prompts
 
     asked = read_prompts(prompts, format=format, prompt_field=prompt_field, group_field=group)
     found = read_answers(answers, asked, model.tokenizer, most=most, stop_tokens=model.stop_tokens)

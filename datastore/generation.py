@@ -17,11 +17,11 @@ from transformers import LogitsProcessor, StoppingCriteria
 
 from specds.datastore.corpus import Document, add_documents, document_ids
 from specds.datastore.manifest import Identity
-from specds.datastore.prompts import BadRow, Message, Prompt
 from specds.datastore.segments import consolidate
 from specds.datastore.store import Store, require_tokenizer
 from specds.errors import PromptError, UsageError
 from specds.model import LanguageModel
+from specds.reading.prompts import BadRow, Message, Prompt
 from specds.reference import PLAIN, until_stop
 from specds.sampling import Noise, Sampling, pick
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from specds.datastore.corpus import Document, add_documents, document_ids
-from specds.datastore.examples import Example
-from specds.datastore.prompts import BadRow
 from specds.datastore.store import Store, require_tokenizer
 from specds.errors import PromptError
+from specds.reading.examples import Example
+from specds.reading.prompts import BadRow
 from specds.tokenizer import Tokenizer
 
 _SHARD_DOCUMENTS = 4_096

@@ -8,7 +8,6 @@ from typing import Any
 
 from specds.datastore.corrections import Pair
 from specds.datastore.manifest import Identity
-from specds.datastore.prompts import Message, Prompt
 from specds.decode.assembly import Assembly, check_method, drafter_class, prepare
 from specds.decode.contracts import Drafter, Step, Target, Use, Verifier
 from specds.decode.counters import Counters
@@ -23,6 +22,7 @@ from specds.decode.verifiers import make_verifier
 from specds.decode.verifiers.csd import Memory
 from specds.errors import PromptError, UsageError
 from specds.model import LanguageModel
+from specds.reading.prompts import Message, Prompt
 from specds.sampling import Noise, Sampling
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import IO, Any, Protocol
 
-from specds.datastore.prompts import Message, Prompt
 from specds.decode.contracts import Step
 from specds.decode.counters import Counters
 from specds.decode.engine import Engine, Turn
 from specds.errors import PeerError, PromptError
 from specds.model import LanguageModel
+from specds.reading.prompts import Message, Prompt
 from specds.reference import until_stop
 
 _MOST_LINE = 1 << 26

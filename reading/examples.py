@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specds.datastore.prompts import BadRow, Message, messages_of
-from specds.datastore.rows import (
+from specds.errors import PromptError, UsageError
+from specds.printing import is_unicode
+from specds.reading.prompts import BadRow, Message, messages_of
+from specds.reading.rows import (
     STDIN,
     Layout,
     Row,
@@ -24,8 +26,6 @@ from specds.datastore.rows import (
     text_of,
     unpacked,
 )
-from specds.errors import PromptError, UsageError
-from specds.printing import is_unicode
 
 _MESSAGES: Layout = ("messages",)
 _TEXT: Layout = ("text",)
