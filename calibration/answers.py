@@ -10,8 +10,9 @@ from typing import Any
 from specds.calibration.trace import read_trace
 from specds.errors import InputError, PromptError
 from specds.printing import is_unicode
+from specds.reading.conversation import Conversation
 from specds.reading.examples import Example, read_examples
-from specds.reading.prompts import BadRow, Message, Prompt
+from specds.reading.prompts import BadRow, Prompt
 from specds.reading.rows import check_file, lines, shown
 from specds.tokenizer import Tokenizer
 
@@ -178,12 +179,11 @@ def _turns(where: str, record: dict[str, Any], prompt: Prompt, tokenizer: Tokeni
     parts = record.get("turns") or [record]
     if not isinstance(parts, list) or len(parts) != len(prompt.turns):
         raise InputError(f"{where} answers a prompt of another number of turns than {prompt.id!r} has", _SAME)
-    history: list[Message] = []
-    for turn, (messages, part) in enumerate(zip(prompt.turns, parts, strict=True)):
-        history += messages
+    conversation = Conversation(prompt)
+    for part in parts:
         tokens, text = _fields(where, part, tokenizer.vocab_size)
         try:
-            ids = tokenizer.prompt(history[0]["content"]) if prompt.raw else tokenizer.chat(history)
+            ids = conversation.tokens(tokenizer)
         except PromptError as error:
             raise InputError(f"{where}: {error.message}", error.hint) from error
         if len(ids) != part.get("prompt_tokens"):
@@ -191,9 +191,9 @@ def _turns(where: str, record: dict[str, Any], prompt: Prompt, tokenizer: Tokeni
                 f"{where} answers a prompt of {part.get('prompt_tokens')} tokens, and {prompt.id!r} has {len(ids)}",
                 _SAME,
             )
-        history.append({"role": "assistant", "content": text})
         stopped = part.get("finish_reason") == "stop"
-        yield Recorded(prompt.id, turn, tuple(ids), tokens, stopped, len(tokens), prompt.group or "")
+        yield Recorded(prompt.id, conversation.turn, tuple(ids), tokens, stopped, len(tokens), prompt.group or "")
+        conversation.answered(text)
 
 
 def _fields(where: str, part: Any, vocabulary: int) -> tuple[tuple[int, ...], str]:

@@ -35,6 +35,7 @@ def choose_skip(
     from specds.decode.pricing import measurement
     from specds.decode.targets import choose_runtime, make_target
     from specds.errors import InputError, UnsupportedModel
+    from specds.reading.conversation import Conversation
     from specds.reading.prompts import Prompt, read_prompts
 
     rows = [
@@ -48,11 +49,7 @@ def choose_skip(
         raise UnsupportedModel(f"{model} has {layers} layers, and the first and the last are needed")
     runtime = choose_runtime(language_model, runtime)
     target = make_target(language_model, runtime)
-    tokenizer = language_model.tokenizer
-    texts = [
-        tokenizer.prompt(row.turns[0][0]["content"]) if row.raw else tokenizer.chat(list(row.turns[0]))
-        for row in rows[:limit]
-    ]
+    texts = [Conversation(row).tokens(language_model.tokenizer) for row in rows[:limit]]
     curve = measurement.known(target, language_model, runtime)
     with bar("searching", None) as update:
         found = choose_skip(target, texts, tokens, layers, curve, lambda done, total: update(done, total, -1.0))
