@@ -108,7 +108,6 @@ def read_pairs(files: Sequence[str], tokenizer: Tokenizer) -> Answers:
     Raises:
         InputError: a file cannot be read, or holds no such rows.
     """
-    stop = getattr(tokenizer.hf, "eos_token_id", None)
     turns: list[Recorded] = []
     failed = 0
     for number, example in enumerate(read_examples(files)):
@@ -116,16 +115,15 @@ def read_pairs(files: Sequence[str], tokenizer: Tokenizer) -> Answers:
             failed += 1
             continue
         try:
-            prompt = tuple(tokenizer.chat(list(example.prompt)))
+            prompt, tokens = example.tokens(tokenizer)
         except PromptError:
             failed += 1
             continue
-        tokens = [*tokenizer.encode(example.response), *([] if stop is None else [int(stop)])]
         if not tokens:
             failed += 1
             continue
-        ends = stop is not None and tokens.index(int(stop)) == len(tokens) - 1
-        turns.append(Recorded(str(number), 0, prompt, tuple(tokens), ends, len(tokens), example.source))
+        ends = tokenizer.end is not None and tokens.index(tokenizer.end) == len(tokens) - 1
+        turns.append(Recorded(str(number), 0, tuple(prompt), tuple(tokens), ends, len(tokens), example.source))
     if not turns:
         raise InputError(
             f"no prompts with responses in {', '.join(map(shown, files))}",

@@ -26,6 +26,7 @@ from specds.reading.rows import (
     text_of,
     unpacked,
 )
+from specds.tokenizer import Tokenizer
 
 _MESSAGES: Layout = ("messages",)
 _TEXT: Layout = ("text",)
@@ -59,6 +60,18 @@ class Example:
     source: str
     prompt: tuple[Message, ...]
     response: str
+
+    def tokens(self, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+        """Token ids of the prompt, none for raw text, and of the response; an answer ends as a model would end it.
+
+        Raises:
+            PromptError: the chat template refuses the messages, or their text is not Unicode.
+        """
+        prompt = tokenizer.chat(self.prompt) if self.prompt else []
+        response = tokenizer.encode(self.response)
+        if self.prompt and tokenizer.end is not None:
+            response.append(tokenizer.end)
+        return prompt, response
 
 
 def read_examples(
