@@ -95,7 +95,7 @@ def explain(path: str) -> Explanation:
     passes = np.array([[1.0, len(row["draft_sources"])] for row in later]).reshape(-1, 2)
     # A GPU works on while the CPU waits for the result in the verifier.
     took = np.array([row["forward_seconds"] + row["verify_seconds"] for row in later])
-    one, more = _line(passes, took)
+    one, more = pass_line(passes, took)
     seconds = sum(row[f"{part}_seconds"] for row in rows for part in ("draft", "forward", "verify", "commit"))
     first = sum(row["forward_seconds"] + row["verify_seconds"] for row in rows if row["step"] == 0)
     drafted: dict[str, int] = {}
@@ -144,8 +144,13 @@ def explain(path: str) -> Explanation:
     )
 
 
-def _line(passes: Any, took: Any) -> tuple[float, float]:
-    """Seconds of a pass over one token, and of each further row, as a straight line that does not fall."""
+def pass_line(passes: Any, took: Any) -> tuple[float, float]:
+    """Seconds of a pass over one token, and of each further row, as a straight line that does not fall.
+
+    Args:
+        passes: float64[n, 2]: 1, and the rows beyond the first.
+        took: float64[n], seconds.
+    """
     if not len(took):
         return 0.0, 0.0
     if np.ptp(passes[:, 1]) == 0:

@@ -86,7 +86,7 @@ def bench(
     from specds.calibration.bench.run import Plan, choose_cases, store_digest
     from specds.calibration.bench.run import bench as run
     from specds.cli.render import bar, bench_summary, memory_note, note
-    from specds.decode.assembly import check_method
+    from specds.decode.assembly import check_files, check_method
     from specds.decode.engine import Engine
     from specds.decode.method import distinct, parse_methods
     from specds.sampling import Sampling
@@ -99,9 +99,10 @@ def bench(
     chosen = sorted(distinct(chosen), key=lambda method: method.name != PLAIN)
     for method in chosen:
         check_method(method, sampling)
+        check_files(method)
     others = _peers(peers, peer or [], assistant, sampling, {method.name for method in chosen})
     cases = choose_cases(prompts, limit=limit, group=group, turns=turns, format=format, prompt_field=prompt_field)
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
     contenders: list[Contender] = []
     stores = sorted({str(path) for method in chosen for path in method.paths})
     asked: dict[str, Any] = {
@@ -116,17 +117,18 @@ def bench(
         "stores": dict.fromkeys(stores),
     }
     try:
-        for method in chosen:
-            engine = Engine(language_model, method, sampling, runtime)
-            contenders.append(Ours(method.name, engine))
-            if engine.memory is not None and not quiet:
-                memory_note(method.name, engine.memory)
+        with options.reading(language_model, quiet):
+            for method in chosen:
+                engine = Engine(language_model, method, sampling, runtime)
+                contenders.append(Ours(method.name, engine))
+                if engine.memory is not None and not quiet:
+                    memory_note(method.name, engine.memory)
         asked["stores"] = {path: store_digest(path) for path in stores}
         flags = _flags(model, revision, language_model.dtype, str(language_model.device), threads, assistant)
         flags += ["--trust-remote-code"] if trust_remote_code else []
         contenders += _peer_contenders(others, flags, language_model, out, peer_timeout)
         plan = Plan(max_new_tokens, sampling, repeats, warmup, near_tie, runtime)
-        with bar("measuring", None, "") as update:
+        with bar("measuring", None, "", quiet=quiet) as update:
             summary = run(
                 out,
                 language_model,

@@ -63,11 +63,11 @@ def build_dense(
 
     from specds.cli.render import bar, note
     from specds.datastore.store import open_store
-    from specds.model import find_tokenizer
 
     limit = options.size("memory", memory)
-    # Before the weights are loaded: a store of another tokenizer is refused at once.
-    open_store(store, find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code))
+    # Before the weights are loaded: what is no store, or one of another tokenizer, is refused at once.
+    options.require_stores([store])
+    open_store(store, options.tokenizer_of(model, revision, trust_remote_code))
     language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, weights=True)
 
     from specds.datastore.build_dense import DenseOptions

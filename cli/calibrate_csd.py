@@ -56,14 +56,18 @@ def calibrate_csd(
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     rows = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    options.require_stores(store)
+    if out.exists():
+        read_table(out)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
     drafting = options.draft_model(draft_model, device, dtype, trust_remote_code)
-    method = Method(drafter, options.settings(set_option or []), store or (), budget, "csd", COUNTING, drafting)
-    engine = Engine(language_model, method, sampling, runtime)
-    with bar("calibrating", limit) as update:
+    with options.reading(language_model, quiet):
+        method = Method(drafter, options.settings(set_option or []), store or (), budget, "csd", COUNTING, drafting)
+        engine = Engine(language_model, method, sampling, runtime)
+    with bar("calibrating", options.total(prompt_file, format, limit), quiet=quiet) as update:
 
         def progress(state: Calibration) -> None:
-            update(state.prompts, limit, -1.0)
+            update(state.prompts + state.known + len(state.failed), None, -1.0)
 
         state = calibrate(engine, rows, out, max_new_tokens, progress)
     for name, error in state.failed:

@@ -66,14 +66,16 @@ def calibrate_drafts(
     chosen_options = {"session": "yes", **options.settings(set_option or [])}
     sampling = Sampling(temperature, top_k, top_p, seed)
     prompts = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    options.require_stores(store)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
     drafting = options.draft_model(draft_model, device, dtype, trust_remote_code)
-    method = Method("auto", chosen_options, store or (), LOOKED_AT, draft_model=drafting)
-    engine = Engine(language_model, method, sampling, runtime)
-    with bar("watching", limit) as update:
+    with options.reading(language_model, quiet):
+        method = Method("auto", chosen_options, store or (), LOOKED_AT, draft_model=drafting)
+        engine = Engine(language_model, method, sampling, runtime)
+    with bar("watching", options.total(prompt_file, format, limit), quiet=quiet) as update:
 
         def progress(state: Collected) -> None:
-            update(len(state.nodes), limit, -1.0)
+            update(len(state.nodes) + len(state.failed), None, -1.0)
 
         state = collect(engine, prompts, max_new_tokens, rows=rows, progress=progress)
     for name, error in state.failed:

@@ -43,12 +43,13 @@ def choose_skip(
     ]
     if not rows:
         raise InputError(f"no prompts in {', '.join(prompt_file)}", "one prompt a line, as JSON or as plain text")
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
     layers = int(language_model.config.num_hidden_layers)
     if layers < 3:
         raise UnsupportedModel(f"{model} has {layers} layers, and the first and the last are needed")
     runtime = choose_runtime(language_model, runtime)
-    target = make_target(language_model, runtime)
+    with options.reading(language_model):
+        target = make_target(language_model, runtime)
     texts = [Conversation(row).tokens(language_model.tokenizer) for row in rows[:limit]]
     curve = measurement.known(target, language_model, runtime)
     with bar("searching", None) as update:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,10 +13,14 @@ from specds.cli import options
 
 # Prompts after which --update-table writes.
 _PART = 32
+# Passes, the latest ones, by which the speed of plain decoding is estimated where there is no cost curve.
+_PASSES = 100_000
+# Of fewer passes nothing is said: the first ones are slower than those of a long job.
+_LEAST_PASSES = 32
 
 if TYPE_CHECKING:
     from specds.datastore.store import Store
-    from specds.decode.engine import Engine
+    from specds.decode.engine import Answer, Engine
 
 
 def decode(
@@ -108,12 +113,12 @@ def decode(
     from specds.cli.answers import answer_file, answer_record, error_record, request_key
     from specds.cli.config import read_config
     from specds.cli.render import bar, decode_summary, emit, memory_note, note
+    from specds.datastore.corrections import read_table
     from specds.decode.assembly import check_method
     from specds.decode.counters import Counters
     from specds.decode.method import Method
     from specds.decode.verifiers import verifier_name
     from specds.errors import InputError, PromptError, UsageError
-    from specds.model import find_tokenizer
     from specds.reading.prompts import BadRow, read_prompts
     from specds.sampling import Sampling
 
@@ -131,30 +136,39 @@ def decode(
         method = replace(method, stores=method.stores or read.stores, budget=read.budget if default else method.budget)
         if drafter in (None, read.drafter) and draft_model is None:
             method = replace(method, drafter=read.drafter, options={**read.options, **given})
+    # What is wrong with stores and tables is said before a model is looked for, which may take a minute.
     check_method(method, sampling)
+    options.require_stores(method.paths)
+    if table is not None and (table.exists() or not update_table):
+        read_table(table)
     rows = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
     stores: list[Store] = []
     if method.stores:
         # Before the weights are loaded: a store of another tokenizer is refused at once.
-        tokenizer = find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code)
+        tokenizer = options.tokenizer_of(model, revision, trust_remote_code, quiet=quiet)
         stores = options.open_stores(method.paths, tokenizer, thorough=verify_store)
     first = next(rows, None)
     if first is None:
         raise InputError(f"no prompts in {', '.join(prompt_file)}", "one prompt a line, as JSON or as plain text")
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    language_model = options.load(
+        model, revision, dtype, device, threads, trust_remote_code, runtime=runtime, quiet=quiet
+    )
 
     from specds.decode.engine import Engine
 
     drafting = options.draft_model(draft_model, device, dtype, trust_remote_code)
-    # The stores are opened once more: loading takes a while, and a writer may have replaced an index meanwhile.
-    engine = Engine(language_model, replace(method, draft_model=drafting), sampling, runtime)
+    with options.reading(language_model, quiet):
+        # The stores are opened once more: loading takes a while, and a writer may have replaced an index meanwhile.
+        engine = Engine(language_model, replace(method, draft_model=drafting), sampling, runtime)
     if not quiet:
-        _remark(note, stores, method.drafter)
+        _remark(note, stores, engine)
         if engine.memory is not None:
             memory_note(f"verifier {verifier}", engine.memory)
     if update_table and engine.memory is None:
         raise UsageError(f"--verifier {verifier} counts no divergences", "--update-table goes with csd or ocm")
     total, prompts, failed = Counters(), 0, 0
+    plain, first_failure = _Plain(engine), ""
+    counted = options.total(prompt_file, format, limit)
     learned = _Learned(table if update_table else None, engine)
     with contextlib.ExitStack() as stack:
         tracer = stack.enter_context(TraceWriter(trace, resumable=output is not None)) if trace is not None else None
@@ -168,7 +182,8 @@ def decode(
                     f"first of them {lacks[0]!r}: the run that wrote them left no trace here"
                 )
         stack.enter_context(contextlib.closing(learned))
-        update = stack.enter_context(bar("decoding", limit))
+        update = stack.enter_context(bar("decoding", counted, quiet=quiet))
+        update(len(held), None, -1.0)
         for number, row in enumerate(itertools.chain([first], rows)):
             key = request_key(engine, row, max_new_tokens)
             if file is not None and number < len(held):
@@ -181,20 +196,32 @@ def decode(
                 answer = engine.answer(row, max_new_tokens)
                 record = answer_record(engine, answer, key)
                 total = total + answer.counters
+                plain.saw(answer)
                 if tracer is not None:
                     for turn, one in enumerate(answer.turns):
                         tracer.add(answer.id, turn, method.drafter, one.steps)
             except PromptError as error:
                 failed += 1
+                first_failure = first_failure or f"prompt {row.id}: {error.message} — {error.hint}"
                 record = error_record(row, error, key)
                 if strict:
                     write(record)
                     raise
             write(record)
             learned.saw(answer.counters.tokens if "error" not in record else 0)
-            update(prompts, limit, total.tokens_per_second)
+            update(number + 1, None, total.tokens_per_second)
     if not quiet:
-        decode_summary(method.drafter, verifier_name(verifier, sampling), engine.lossless, prompts, failed, total)
+        exact = "lossless" if engine.lossless else "lossy"
+        decode_summary(
+            f"{method.drafter}, verified by {verifier_name(verifier, sampling)} ({exact}), "
+            f"{engine.chosen_runtime} runtime",
+            prompts,
+            failed,
+            total,
+            plain.seconds(),
+        )
+        if failed:
+            note(f"{failed:,} of {prompts:,} prompts failed; the first: {first_failure}")
         if held:
             broken = sum(one.failed for one in held)
             note(
@@ -203,6 +230,38 @@ def decode(
             )
     if failed or any(one.failed for one in held):
         raise typer.Exit(1)
+
+
+class _Plain:
+    """What the answers would have taken without drafts: by the engine's cost curve, else by this run's passes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._by_curve = self._prefills = 0.0
+        self._tokens = 0
+        self._passes: deque[tuple[int, float]] = deque(maxlen=_PASSES)
+
+    def saw(self, answer: Answer) -> None:
+        """One more answer."""
+        self._by_curve += self._engine.plain_seconds(answer) or 0.0
+        for turn in answer.turns:
+            first, *later = turn.steps
+            self._prefills += first.forward_seconds + first.verify_seconds
+            self._tokens += sum(len(step.tokens) for step in later)
+            self._passes += [(len(step.draft), step.forward_seconds + step.verify_seconds) for step in later]
+
+    def seconds(self) -> float | None:
+        """All of it; None where nothing can be said, or was to be saved."""
+        import numpy as np
+
+        from specds.calibration.explanation import pass_line
+
+        if self._engine.method.drafter == "none" or len(self._passes) < _LEAST_PASSES:
+            return None
+        if self._by_curve:
+            return self._by_curve
+        rows, took = np.array(self._passes).T
+        return self._prefills + self._tokens * pass_line(np.stack([np.ones_like(rows), rows], axis=1), took)[0]
 
 
 class _Learned:
@@ -239,13 +298,20 @@ class _Learned:
         self._prompts = self._tokens = 0
 
 
-def _remark(note: Callable[[str], None], stores: list[Store], drafter: str) -> None:
+def _remark(note: Callable[[str], None], stores: list[Store], engine: Engine) -> None:
     """What a user would want to be told about the stores before a long job."""
     from specds.decode.assembly import drafter_class
 
-    kinds = drafter_class(drafter).indexes
+    kinds = drafter_class(engine.method.drafter).indexes
     if stores and not kinds:
-        note(f"note: drafter {drafter} looks nothing up; --store is not used")
+        note(f"note: drafter {engine.method.drafter} looks nothing up; --store is not used")
+    for store in engine.unused:
+        names = ", ".join(sorted({one.model.name if one.model else "?" for one in store.manifest.dense}))
+        command = f"specds build-dense {store.path} --model {engine.model.name} --replace"
+        note(
+            f"note: the dense index of {store.path} holds hidden states of {names}, and is not used with "
+            f"{engine.model.name} — `{command}` builds it anew"
+        )
     for store in stores:
         for kind, segments in store.manifest.indexes.items():
             missing = store.manifest.uncovered(kind) if segments and kind in kinds else []

@@ -39,9 +39,9 @@ def demo(
     """
     import time
 
-    from specds.cli.render import comparison, note, working
+    from specds.caches import cache_directory
+    from specds.cli.render import bar, comparison, note, working
     from specds.datastore.store import create_store, open_store
-    from specds.model import cache_directory
     from specds.reading.conversation import Conversation
     from specds.reading.prompts import Prompt, read_prompts
 
@@ -58,13 +58,14 @@ def demo(
     from specds.decode.method import Method
     from specds.reference import generate_plain
 
-    path = (directory or cache_directory() / "demo") / f"assistant-{language_model.fingerprint[:8]}.ds"
+    path = (directory or cache_directory("demo")) / f"assistant-{language_model.fingerprint[:8]}.ds"
     path.parent.mkdir(parents=True, exist_ok=True)
     corpus = list(read_prompts([str(_PROMPTS / "corpus.jsonl")]))
     note(f"1. generate: {language_model.name} answers {len(corpus)} prompts of a code assistant → {path}")
     store = create_store(path, language_model.tokenizer)
-    with working("generating the corpus (about two minutes, once)"):
-        report = generate(store, language_model, corpus, GenerationOptions(max_new_tokens=160, source="demo"))
+    wanted = GenerationOptions(max_new_tokens=160, source="demo")
+    with bar("generating the corpus (about two minutes, once)", None) as update:
+        report = generate(store, language_model, corpus, wanted, lambda done, total, tokens: update(done, total, -1.0))
     note(f"   {report.documents} new answers, {report.tokens:,} tokens; {report.present} were there already")
     store = open_store(path, language_model.tokenizer)
     for number, kind in ((2, "suffix"), (3, "dense")):

@@ -53,15 +53,15 @@ def evaluate(
     from specds.cli.render import bar, emit, evaluation_tables, note
     from specds.datastore.store import open_store
     from specds.errors import UsageError
-    from specds.model import find_tokenizer
 
     if prompt_file is None and answers is None:
         raise UsageError("neither --prompts nor --answers is given", "say what the store is to be good for")
     sizes = options.numbers("--budgets", budgets)
     curve = options.cost_curve(cost)
-    # Before the weights are loaded: a store of another tokenizer is refused at once.
-    open_store(store, find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code))
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    # Before the weights are loaded: what is no store, or one of another tokenizer, is refused at once.
+    options.require_stores([store])
+    open_store(store, options.tokenizer_of(model, revision, trust_remote_code))
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
     opened = open_store(store, language_model.tokenizer)
     kinds = ["suffix"] if no_dense else ["suffix", "dense"]
     foreign = [
@@ -122,11 +122,12 @@ def _written(
     from specds.reading.prompts import Prompt, read_prompts
 
     length = most or _LENGTH
-    method = Method("rest", stores=(store,), budget=8) if store.manifest.suffix else Method("pld", budget=8)
-    engine = Engine(model, method, runtime=runtime)
+    with options.reading(model):
+        method = Method("rest", stores=(store,), budget=8) if store.manifest.suffix else Method("pld", budget=8)
+        engine = Engine(model, method, runtime=runtime)
     turns: list[Recorded] = []
     failed = 0
-    with bar("answering", None) as update:
+    with bar("answering", options.total(prompt_file, format, None)) as update:
         for number, row in enumerate(read_prompts(prompt_file, format=format, prompt_field=prompt_field), 1):
             try:
                 if not isinstance(row, Prompt):

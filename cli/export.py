@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specds.cli import options
+
 if TYPE_CHECKING:
     from specds.tokenizer import Tokenizer
 
@@ -54,11 +56,7 @@ def export(
     sources = source or []
     tokenizer: Tokenizer | None = None
     if text:
-        from specds.model import find_tokenizer
-
-        name = model or opened.manifest.tokenizer.name
-        with working(f"loading the tokenizer of {name}"):
-            tokenizer = find_tokenizer(name)
+        tokenizer = options.tokenizer_of(model or opened.manifest.tokenizer.name, None, False)
     if out is None:
         for record in export_records(opened, sources, tokenizer):
             emit(record)

@@ -50,11 +50,12 @@ def generate(
     import time
 
     from specds.cli.render import bar, note
-    from specds.datastore.store import create_store
+    from specds.datastore.store import create_store, require_place
     from specds.errors import InputError, UsageError
     from specds.reading.prompts import BadRow, read_prompts
     from specds.sampling import Sampling
 
+    require_place(store)
     sampling = Sampling(temperature, top_k, top_p, seed)
     if samples_per_prompt > 1 and sampling.greedy:
         raise UsageError(

@@ -47,13 +47,13 @@ def ingest(
     """
     import itertools
 
-    from specds.cli.render import bar, note, working
+    from specds.cli.render import bar, note
     from specds.datastore.ingestion import ingest as run
-    from specds.datastore.store import create_store
+    from specds.datastore.store import create_store, require_place
     from specds.errors import InputError
-    from specds.model import find_tokenizer
-    from specds.reading.examples import read_examples
+    from specds.reading.examples import count_examples, read_examples
 
+    require_place(store)
     examples = read_examples(
         files,
         prompt_field=prompt_field,
@@ -69,11 +69,10 @@ def ingest(
     if first is None:
         raise InputError(f"nothing to ingest in {', '.join(files)}", "one example a line, as JSON or as plain text")
     examples = itertools.chain([first], examples)
-    with working(f"loading the tokenizer of {model}"):
-        tokenizer = find_tokenizer(model, revision=revision, trust_remote_code=trust_remote_code)
+    tokenizer = options.tokenizer_of(model, revision, trust_remote_code)
     target = create_store(store, tokenizer)
-    with bar("ingesting", limit) as update:
-        report = run(target, tokenizer, examples, max_tokens, strict, licence, lambda done: update(done, limit, -1.0))
+    with bar("ingesting", count_examples(files, limit)) as update:
+        report = run(target, tokenizer, examples, max_tokens, strict, licence, lambda done: update(done, None, -1.0))
     said = f"{store}: {report.documents:,} new documents, {report.tokens:,} tokens"
     if report.present:
         said += f"; {report.present:,} were there already"

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from specds.caches import lend_temporary
 from specds.cli import (
     bench,
     build_dense,
@@ -49,12 +50,13 @@ from specds.version import __version__
 # What the parser raises at wrong usage: click's class, or the copy of it that newer versions of typer carry.
 _WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 _INTERRUPTED = 130
-_usual_warning = warnings.showwarning
 _BY_SIGNAL = 128
 # What a supervisor, a batch system or a closing terminal ends a process with.
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _GRACE = 3.0
 _usual_warning = warnings.showwarning
+# What a shell reports of a program that wrote to a closed pipe: 128 and the number of SIGPIPE.
+_CLOSED_PIPE = 141
 _shows_tracebacks: ContextVar[bool] = ContextVar("shows_tracebacks", default=False)
 _ended_by: ContextVar[int | None] = ContextVar("ended_by", default=None)
 
@@ -116,10 +118,11 @@ def main(
 
 
 def run() -> None:
-    """Run the command line and exit: 0 ok, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
+    """Run the command line and exit: 0 ok, 1 failed, 2 usage, 130 interrupted, 141 nobody reads on, 143 terminated."""
     code = 1
     warnings.showwarning = _show_warning
-    _heed_ending()
+    heeded = _heed_ending()
+    lend_temporary()
     _shows_tracebacks.set(bool(os.environ.get("SPECDS_DEBUG")))
     try:
         result = app(standalone_mode=False)
@@ -137,9 +140,10 @@ def run() -> None:
         error.show()
         code = error.exit_code
     except (BrokenPipeError, SystemExit):  # typer makes the second out of the first
-        # `… | head` is no accident of ours, but the reader did not get everything.
-        _complain("stdout was closed before everything was written", "the reader of the pipe stopped early")
-        _silence_stdout()
+        # `… | head` has what it wanted.
+        _silence(1)
+        _silence(2)
+        code = _CLOSED_PIPE
     except (KeyboardInterrupt, typer.Abort):
         ended_by = _ended_by.get()
         said = "interrupted" if ended_by is None else f"ended by {signal.Signals(ended_by).name}"
@@ -149,7 +153,9 @@ def run() -> None:
         told = explained(error)
         _complain(told.message, told.hint)
         if isinstance(error, OSError):
-            _silence_stdout()
+            _silence(1)
+    for number in heeded:
+        signal.signal(number, signal.SIG_DFL)
     sys.exit(code)
 
 
@@ -179,9 +185,12 @@ def _show_warning(
         _usual_warning(message, category, filename, lineno, file, line)
 
 
-def _heed_ending() -> None:
-    """End at these signals as at Ctrl-C: files are finished or removed, and processes of our own ended."""
+def _heed_ending() -> list[signal.Signals]:
+    """End at these signals as at Ctrl-C: files are finished or removed, and processes of our own ended.
 
+    Returns:
+        those that were not heeded before: nohup has them ignored, and an embedding program may have its own way.
+    """
     ending_since: float | None = None
 
     def end(number: int, frame: object) -> None:
@@ -193,15 +202,16 @@ def _heed_ending() -> None:
             _ended_by.set(number)
             raise KeyboardInterrupt
 
-    for number in _ENDING:
-        # nohup has them ignored, and an embedding program may have its own way.
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, end)
+    _ended_by.set(None)
+    heeded = [number for number in _ENDING if signal.getsignal(number) == signal.SIG_DFL]
+    for number in heeded:
+        signal.signal(number, end)
+    return heeded
 
 
-def _silence_stdout() -> None:
+def _silence(descriptor: int) -> None:
     """What could not be written must not be tried again when Python exits: it would complain in its own words."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _complain(message: str, hint: str) -> None:

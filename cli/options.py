@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -188,12 +189,18 @@ def load(
     trust_remote_code: bool,
     *,
     weights: bool = False,
+    runtime: str | None = None,
+    quiet: bool = False,
 ) -> LanguageModel:
-    """Load the model with a spinner on a terminal; its weights at once, or when they are first needed."""
-    from specds.cli.render import working
-    from specds.model import load_model
+    """Load the model, showing how far it is; its weights at once, or when they are first needed.
 
-    with working(f"loading {name}"):
+    Args:
+        runtime: what it is to run on; what cannot be is refused before the weights are read.
+    """
+    from specds.cli.render import loading
+    from specds.model import load_model, unwatched
+
+    with loading(f"loading {name}", quiet) as watch:
         loaded = load_model(
             name,
             dtype=dtype,
@@ -201,10 +208,59 @@ def load(
             threads=threads,
             revision=revision,
             trust_remote_code=trust_remote_code,
+            watch=watch,
         )
+        if runtime is not None:
+            from specds.decode.targets import require_runtime
+
+            require_runtime(loaded, runtime)
         if weights:
+            loaded.watch = watch
             _ = loaded.network  # what does not load is to fail before anything is written
+            loaded.watch = unwatched
         return loaded
+
+
+@contextlib.contextmanager
+def reading(model: LanguageModel, quiet: bool = False) -> Iterator[None]:
+    """Show how far a model's weights are, while something is made that reads them."""
+    from specds.cli.render import loading
+    from specds.model import Loading, unwatched
+
+    with loading(f"preparing {model.name}", quiet) as watch:
+        # What comes after the last byte is measuring, compiling and packing.
+        model.watch = lambda now: watch(now if now.done < now.total else Loading(f"preparing {model.name}", 0, 0))
+        try:
+            yield
+        finally:
+            model.watch = unwatched
+
+
+def tokenizer_of(name: str, revision: str | None, trust_remote_code: bool, *, quiet: bool = False) -> Tokenizer:
+    """A model's tokenizer; for a GGUF file the whole model is converted, which is shown."""
+    from specds.cli.render import loading
+    from specds.model import find_tokenizer
+
+    with loading(f"loading the tokenizer of {name}", quiet) as watch:
+        return find_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code, watch=watch)
+
+
+def require_stores(paths: Sequence[Path] | None) -> None:
+    """Refuse what is no store, or a damaged one, before any model is looked for."""
+    from specds.datastore.store import open_store
+
+    for path in paths or []:
+        open_store(path)
+
+
+def total(paths: Sequence[str], format: str | None, limit: int | None) -> int | None:
+    """How many rows files have, as far as that can be counted; None if it cannot, and there is no limit."""
+    from specds.reading.rows import count_rows
+
+    counted = count_rows(paths, format)
+    if counted is None or limit is None:
+        return limit if counted is None else counted
+    return min(counted, limit)
 
 
 def budget(text: str) -> int | None:

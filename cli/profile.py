@@ -42,9 +42,10 @@ def profile(
     from specds.decode.targets import choose_runtime, make_target
     from specds.errors import UsageError
 
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
     runtime = choose_runtime(language_model, runtime)
-    target = make_target(language_model, runtime)
+    with options.reading(language_model):
+        target = make_target(language_model, runtime)
     counts = options.numbers("--rows", rows) if rows else list(measurement.ROWS)
     behind = options.numbers("--contexts", contexts) if contexts else list(measurement.CONTEXTS)
     if counts[0] != 1:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -29,7 +39,10 @@ if TYPE_CHECKING:
     from specds.decode.method import Method
     from specds.decode.pricing.curve import CostCurve
     from specds.decode.verifiers.csd import Memory
+    from specds.model import Loading, Watch
 
+LINE_SECONDS = 30.0
+"""How often progress is told where stderr is no terminal."""
 _PLAIN_WIDTH = 120
 _PROBLEMS = 10
 
@@ -62,21 +75,100 @@ def emit(record: dict[str, Any]) -> None:
     print(json.dumps(record, ensure_ascii=True), flush=True)
 
 
+class Line:
+    """What stands in place of a bar or spinner where stderr is no terminal: a line now and then.
+
+    Args:
+        what: what is being done.
+        quiet: no lines.
+    """
+
+    def __init__(self, what: str, quiet: bool = False) -> None:
+        self._what, self._quiet = what, quiet
+        self._began = time.monotonic()
+        self._first: float | None = None
+        self._done, self._total, self._shown = 0.0, 0.0, ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="specds-progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        if not self._quiet:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        if not self._quiet:
+            self._thread.join()
+
+    def update(self, what: str, done: float, total: float | None, shown: str) -> None:
+        """How far it is. What stands in `shown` goes into the line as it is."""
+        if what != self._what:
+            self._what, self._began, self._first = what, time.monotonic(), None
+        if self._first is None:
+            self._first = done
+        self._done, self._total, self._shown = done, total or 0.0, shown
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # nobody reads stderr any more
+            while not self._ended.wait(LINE_SECONDS):
+                note(self._text())
+
+    def _text(self) -> str:
+        spent = time.monotonic() - self._began
+        words = [self._shown] if self._shown else []
+        if self._total and self._first is not None:
+            words.append(f"{self._done / self._total:.0%}")
+            if self._done > self._first:
+                left = (self._total - self._done) * spent / (self._done - self._first)
+                words.append(f"about {duration(left)} left")
+        return f"{self._what}: {', '.join([*words, f'{duration(spent)} so far'])}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for a person: 41 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
 @contextlib.contextmanager
-def working(what: str) -> Iterator[None]:
-    """A spinner while something of unknown length happens; nothing when stderr is no terminal."""
+def working(what: str, quiet: bool = False) -> Iterator[None]:
+    """A spinner while something of unknown length happens; a line now and then when stderr is no terminal."""
     if not console.is_terminal:
-        yield
+        with Line(what, quiet):
+            yield
         return
     with console.status(what):
         yield
 
 
 @contextlib.contextmanager
-def bar(what: str, total: int | None, unit: str = "tokens/s") -> Iterator[Callable[[int, int | None, float], None]]:
-    """A progress bar on a terminal: call it with (done, total, rate); a rate below 0 is not shown."""
+def bar(
+    what: str, total: int | None, unit: str = "tokens/s", *, quiet: bool = False
+) -> Iterator[Callable[[float, int | None, float], None]]:
+    """A progress bar on a terminal, a line now and then elsewhere.
+
+    Call it with (done, total, rate). What is done may be a fraction of one: a part of a batch. A total of None is the
+    one that the bar was begun with; a rate below 0 is not shown.
+
+    Args:
+        quiet: no lines where stderr is no terminal.
+    """
+
+    def rated(rate: float) -> str:
+        return f"{rate:,.1f} {unit}" if rate >= 0 else ""
+
     if not console.is_terminal:
-        yield lambda done, total, rate: None
+        with Line(what, quiet) as line:
+
+            def tell(done: float, now: int | None, rate: float) -> None:
+                known = now or total
+                counted = f"{int(done):,} of {known:,}" if known else f"{int(done):,} done"
+                line.update(what, done, known, f"{counted}, {rated(rate)}" if rated(rate) else counted)
+
+            yield tell
         return
     columns = [
         TextColumn("{task.description}"),
@@ -89,11 +181,39 @@ def bar(what: str, total: int | None, unit: str = "tokens/s") -> Iterator[Callab
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=total, rate="")
 
-        def update(done: int, total: int | None, rate: float) -> None:
-            shown = f"{rate:,.1f} {unit}" if rate >= 0 else ""
-            progress.update(task, completed=done, total=total, rate=shown)
+        def update(done: float, now: int | None, rate: float) -> None:
+            progress.update(task, completed=done, total=now or total, rate=rated(rate))
 
         yield update
+
+
+@contextlib.contextmanager
+def loading(what: str, quiet: bool = False) -> Iterator[Watch]:
+    """Bytes of a model while it is converted or read, and afterwards what is kept of it, where, and how large."""
+    kept: list[Loading] = []
+    with contextlib.ExitStack() as stack:
+        if console.is_terminal:
+            columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()]
+            progress = stack.enter_context(Progress(*columns, TimeRemainingColumn(), console=console, transient=True))
+            task = progress.add_task(escape(what), total=None)
+
+            def show(now: Loading) -> None:
+                progress.update(task, description=escape(now.what), completed=now.done, total=now.total or None)
+        else:
+            line = stack.enter_context(Line(what, quiet))
+
+            def show(now: Loading) -> None:
+                shown = f"{size(now.done)} of {size(now.total)}" if now.total else ""
+                line.update(now.what, now.done, now.total, shown)
+
+        def watch(now: Loading) -> None:
+            if now.kept is not None:
+                kept.append(now)
+            show(now)
+
+        yield watch
+    for one in kept if not quiet else ():
+        note(f"{one.what}: done, {size(one.done)} are kept in {one.kept}")
 
 
 def counters_row(counters: Counters) -> dict[str, Any]:
@@ -113,11 +233,13 @@ def counters_row(counters: Counters) -> dict[str, Any]:
     }
 
 
-def decode_summary(drafter: str, verifier: str, lossless: bool, prompts: int, failed: int, counters: Counters) -> None:
-    """The table at the end of `specds decode`."""
-    table = Table(
-        title=f"{drafter}, verified by {verifier} ({'lossless' if lossless else 'lossy'})", title_justify="left"
-    )
+def decode_summary(title: str, prompts: int, failed: int, counters: Counters, plain: float | None) -> None:
+    """The table at the end of `specds decode`.
+
+    Args:
+        plain: seconds that plain decoding would have taken; None if that is not known.
+    """
+    table = Table(title=title, title_justify="left")
     for name in ("prompts", "tokens", "steps", "MAT", "acceptance", "per node", "tokens/s", "drafting"):
         table.add_column(name, justify="right")
     table.add_row(
@@ -131,6 +253,11 @@ def decode_summary(drafter: str, verifier: str, lossless: bool, prompts: int, fa
         f"{counters.drafting_share:.1%}",
     )
     console.print(table)
+    if plain is not None and counters.seconds:
+        note(
+            f"about {plain / counters.seconds:.2f} × plain decoding, by what its passes take here; `specds bench` "
+            "measures it"
+        )
     if counters.rescued:
         note(f"{counters.rescued:,} drafted tokens were let pass where the target had picked others")
 
@@ -642,7 +769,7 @@ def store_tables(store: Store) -> None:
     out = screen(stderr=False)
     record = _escaped(store_record(store))
     tokenizer = record["tokenizer"]
-    out.print(f"[bold]{record['path']}[/bold]  {_size(record['bytes'])} in {record['files']} files")
+    out.print(f"[bold]{record['path']}[/bold]  {size(record['bytes'])} in {record['files']} files")
     out.print(f"tokenizer  {tokenizer['name']} ({tokenizer['fingerprint'][:16]}, {tokenizer['vocab_size']:,} tokens)")
     out.print(
         f"corpus     {record['documents']:,} documents, {record['tokens']:,} tokens "
@@ -659,7 +786,7 @@ def store_tables(store: Store) -> None:
     if not record["indexes"]:
         out.print("indexes    none yet: specds build-suffix, specds build-dense")
     for index in record["indexes"]:
-        out.print(f"{index['kind']:10} {index['tokens']:,} tokens, {_size(index['bytes'])}, {index['date']}")
+        out.print(f"{index['kind']:10} {index['tokens']:,} tokens, {size(index['bytes'])}, {index['date']}")
         for what in ("parameters", "quality"):
             if index[what]:
                 out.print(f"           {what}: " + ", ".join(f"{k} {v}" for k, v in index[what].items()))
@@ -752,7 +879,8 @@ def _escaped(value: Any) -> Any:
     return value
 
 
-def _size(count: float) -> str:
+def size(count: float) -> str:
+    """Bytes for a person."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

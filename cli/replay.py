@@ -47,11 +47,15 @@ def replay(
 
     from specds.calibration.replay import Replay, summarise
     from specds.cli.render import bar, replay_record, replay_table
+    from specds.decode.assembly import check_files, check_method
     from specds.decode.method import distinct, parse_methods
 
     curve = options.cost_curve(cost)
     chosen = distinct(parse_methods(methods, options.replay_budget(budget, curve)))
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    for method in chosen:
+        check_method(method)
+        check_files(method)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
     recorded = options.recorded(answers, prompt_file, language_model, format, prompt_field, most=max_new_tokens)
     made = Replay(language_model, chosen, curve=curve, runtime=runtime)
     found = []

@@ -53,12 +53,16 @@ def tune(
     from specds.cli.config import write_config
     from specds.cli.render import bar, note, tuning_table
     from specds.datastore.store import provenance
+    from specds.decode.assembly import check_files, check_method
     from specds.decode.method import distinct, parse_methods
 
     chosen = distinct(parse_methods(methods))
+    for method in chosen:
+        check_method(method)
+        check_files(method)
     curve = options.cost_curve(cost)
     assert curve is not None
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
+    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
     recorded = options.recorded(
         answers, prompt_file, language_model, format, prompt_field, most=max_new_tokens, group=group
     )

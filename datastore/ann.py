@@ -7,7 +7,6 @@ import importlib.util
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -264,7 +263,7 @@ def _silent() -> Iterator[None]:
     sys.stderr.flush()
     saved = os.dup(2)
     try:
-        with tempfile.TemporaryFile() as sink:
+        with Path(os.devnull).open("wb") as sink:
             os.dup2(sink.fileno(), 2)
             yield
     finally:

@@ -28,6 +28,8 @@ from specds.sampling import Noise, Sampling, pick
 
 _SHARD_DOCUMENTS = 4_096
 
+Progress = Callable[[float, int, int], None]
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
@@ -94,7 +96,7 @@ def generate(
     model: LanguageModel,
     prompts: Iterable[Prompt | BadRow],
     options: GenerationOptions,
-    progress: Callable[[int, int, int], None] = lambda done, total, tokens: None,
+    progress: Progress = lambda done, total, tokens: None,
     *,
     strict: bool = False,
 ) -> GenerationReport:
@@ -105,7 +107,8 @@ def generate(
     not, so that an interrupted and resumed run computes the very batches of an uninterrupted one.
 
     Args:
-        progress: called with (units done, units in all, response tokens written so far by this call).
+        progress: called with (units done, units in all, response tokens written so far by this call). Of a batch that
+            is under way, a part counts as done: as much as the longest response can have of its tokens.
         strict: stop at the first prompt that cannot be used; what was answered before its batch is kept.
 
     Raises:
@@ -138,7 +141,7 @@ def generate(
             missing = [unit for unit in batch if f"{unit.key}.0" not in done]
             present += len(batch) - len(missing)
             if missing:
-                tick = functools.partial(_tick, progress, finished, len(units), tokens)
+                tick = functools.partial(_tick, progress, finished, len(batch), len(units), tokens)
                 written, cut, refused = _Batch(model, options, tick).run(missing)
                 if strict and refused:
                     raise refused[0].error
@@ -169,39 +172,50 @@ def _key(content: str, sample: int, model: LanguageModel, options: GenerationOpt
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-def _tick(progress: Callable[[int, int, int], None], done: int, total: int, before: int, new: int) -> None:
-    progress(done, total, before + new)
+def _tick(progress: Progress, done: int, batch: int, total: int, before: int, share: float, new: int) -> None:
+    progress(done + batch * share, total, before + new)
 
 
 class _Batch:
     """The conversations of one batch, answered turn by turn."""
 
-    def __init__(self, model: LanguageModel, options: GenerationOptions, progress: Callable[[int], None]) -> None:
+    def __init__(
+        self, model: LanguageModel, options: GenerationOptions, progress: Callable[[float, int], None]
+    ) -> None:
         self._model = model
         self._options = options
         self._progress = progress
         self._truncated = 0
+        # Shares of the batch that are done, and that the responses under way are; tokens of those that are done.
+        self._done = self._part = 0.0
+        self._tokens = 0
 
     def run(self, units: Sequence[_Unit]) -> tuple[list[Document], int, list[BadRow]]:
         """Documents in the order of units and turns; how many prompts were cut; units that failed."""
         written: dict[str, list[Document]] = {unit.key: [] for unit in units}
         failed: list[BadRow] = []
         alive = [(unit, Conversation(unit.prompt)) for unit in units]
-        while alive := [(unit, conversation) for unit, conversation in alive if not conversation.done]:
+        turns = max(len(unit.prompt.turns) for unit in units)
+        for turn in range(turns):
             asked: list[tuple[_Unit, Conversation, list[int]]] = []
             for unit, conversation in alive:
+                if conversation.done:
+                    continue
                 try:
                     asked.append((unit, conversation, self._encode(conversation)))
                 except PromptError as error:
                     failed.append(BadRow(unit.prompt.id, error))
                     written.pop(unit.key)
             alive = [(unit, conversation) for unit, conversation, _ in asked]
+            if not asked:
+                break
+            self._done, self._part = turn / turns, 1 / turns / len(asked)
             samples = [unit.sample for unit, _ in alive]
             responses = self._respond_within_context([tokens for *_, tokens in asked], samples)
             for (unit, conversation, prompt), response in zip(asked, responses, strict=True):
                 written[unit.key].append(
                     Document(
-                        f"{unit.key}.{conversation.turn}",
+                        f"{unit.key}.{turn}",
                         self._options.source,
                         np.array(prompt, np.int32),
                         np.array(response, np.int32),
@@ -228,6 +242,8 @@ class _Batch:
         responses: dict[int, list[int]] = {}
         for group in groups:
             answers = self._respond([prompts[row] for row in group], [samples[row] for row in group])
+            self._done += len(group) * self._part
+            self._tokens += sum(map(len, answers))
             responses |= dict(zip(group, answers, strict=True))
         return [responses[row] for row in range(len(prompts))]
 
@@ -245,6 +261,11 @@ class _Batch:
         processors = []
         if not options.sampling.greedy:
             processors.append(_PositionKeyed(options.sampling, prompts, samples))
+
+        def tick(rows: int, generated: int) -> None:
+            share = self._done + rows * self._part * generated / options.max_new_tokens
+            self._progress(share, self._tokens + rows * generated)
+
         output = model.network.generate(
             input_ids=padded.to(model.device),
             attention_mask=mask.to(model.device),
@@ -252,7 +273,7 @@ class _Batch:
             eos_token_id=stops or None,
             pad_token_id=pad,
             logits_processor=processors,
-            stopping_criteria=[_Ticker(longest, self._progress)],
+            stopping_criteria=[_Ticker(longest, tick)],
             **PLAIN,
         )
         return [until_stop(row, model.stop_tokens) for row in output[:, longest:].tolist()]
@@ -278,12 +299,12 @@ class _PositionKeyed(LogitsProcessor):  # type: ignore[misc]
 
 
 class _Ticker(StoppingCriteria):  # type: ignore[misc]
-    """Stops nothing; tells how many tokens there are."""
+    """Stops nothing; tells how many rows there are, and how many tokens of each."""
 
-    def __init__(self, start: int, progress: Callable[[int], None]) -> None:
+    def __init__(self, start: int, progress: Callable[[int, int], None]) -> None:
         self._start = start
         self._progress = progress
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        self._progress(input_ids.shape[0] * (input_ids.shape[1] - self._start))
+        self._progress(input_ids.shape[0], input_ids.shape[1] - self._start)
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)

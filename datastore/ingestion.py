@@ -78,6 +78,7 @@ def ingest(
 
         for example in examples:
             seen += 1
+            progress(seen)
             try:
                 if isinstance(example, BadRow):
                     raise example.error
@@ -95,7 +96,6 @@ def ingest(
             waiting.append(document)
             if len(waiting) >= _SHARD_DOCUMENTS:
                 flush()
-            progress(seen)
         flush()
     return IngestionReport(documents, tokens, present, truncated, tuple(failed))
 

@@ -316,7 +316,7 @@ class Writer:
     def _alone(self, stack: contextlib.ExitStack) -> bool:
         try:
             handle = open_lock(self.path / _READERS, self.path, os.O_RDONLY | os.O_CREAT)
-        except OSError:
+        except (OSError, UnsafeFile):
             return False
         stack.callback(os.close, handle)
         try:
@@ -329,7 +329,8 @@ class Writer:
     def _sweep(self) -> None:
         known = set(self.manifest.files)
         for folder in _OURS:
-            with contextlib.suppress(OSError):
+            # What became a link since the store was opened is left alone; opening it again is refused.
+            with contextlib.suppress(OSError, UnsafeFile):
                 for name in self._names(folder):
                     if not any(one == f"{folder}/{name}" or one.startswith(f"{folder}/{name}/") for one in known):
                         self._drop(self.path / folder / name)
@@ -339,7 +340,7 @@ class Writer:
                 self._drop(self.path / name)
 
     def _drop(self, path: Path) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnsafeFile):
             remove_tree(path, self.path)
 
     def _names(self, folder: str) -> list[str]:
@@ -422,8 +423,7 @@ def make_store(path: Path, empty: Manifest) -> None:
 
     Raises: as `create_store`.
     """
-    if path.is_file() or (path.is_dir() and not all(_is_unfinished(entry.name) for entry in path.iterdir())):
-        raise NotAStore(f"{path} exists and is not a datastore", "choose another path for the store")
+    require_place(path)
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
@@ -434,6 +434,19 @@ def make_store(path: Path, empty: Manifest) -> None:
                 write_atomically(path / manifests.NAME, manifests.dump(empty), path)
         finally:
             os.close(lock)
+
+
+def require_place(path: Path) -> None:
+    """Refuse a path where there is something else than a store, or nothing.
+
+    Raises:
+        NotAStore: a file, or a directory that holds something else.
+        CorruptStore, StoreVersionError: a store that cannot be gone on with.
+    """
+    if (path / manifests.NAME).exists():
+        _read_manifest(path)
+    elif path.is_file() or (path.is_dir() and not all(_is_unfinished(entry.name) for entry in path.iterdir())):
+        raise NotAStore(f"{path} exists and is not a datastore", "choose another path for the store")
 
 
 def provenance() -> Provenance:
@@ -485,7 +498,10 @@ def check_entries(path: Path) -> None:
 
 
 def _not_there(path: Path) -> NotAStore:
-    what = "is no directory" if not path.is_dir() else f"holds no {manifests.NAME}"
+    if path.is_file():
+        hint = "a store is a directory: that of `specds generate --store` or `specds ingest --store`"
+        return NotAStore(f"{path} is not a datastore: it is a file", hint)
+    what = f"holds no {manifests.NAME}" if path.is_dir() else "is not a directory"
     return NotAStore(f"{path} is not a datastore: it {what}", "make a store with `specds generate` or `specds ingest`")
 
 
@@ -496,7 +512,7 @@ def _read_manifest(path: Path) -> Manifest:
             data = stream.read(MAX_MANIFEST.bytes + 1)
     except UnsafeFile:
         raise NotAStore(f"{path} is not a datastore: its {manifests.NAME} is not a file", "check the path") from None
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise _not_there(path) from None
     except OSError as error:
         raise NotAStore(f"{path} cannot be read: {error.strerror}", "check the path and its permissions") from error

@@ -6,7 +6,6 @@ are kept with the user's other caches, never in the store, whose maker could wri
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -20,7 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specds.errors import CorruptStore, Notice, StoreError, first_line
+from specds.caches import SUGGESTION, cache_directory
+from specds.errors import CorruptStore, Notice, OutputError, StoreError, first_line
 
 if TYPE_CHECKING:
     from specds.datastore.manifest import Segment
@@ -66,10 +66,12 @@ def remember(store: Store, segment: Segment) -> None:
 
 
 def known_directory() -> Path:
-    """Where digests of known indexes are kept, a file of no bytes for each."""
-    from specds.model import cache_directory
+    """Where digests of known indexes are kept, a file of no bytes for each; nobody else can write there.
 
-    return cache_directory() / "indexes"
+    Raises:
+        OutputError: there is no such place.
+    """
+    return cache_directory("indexes")
 
 
 def _names(store: Store, segment: Segment) -> list[str]:
@@ -97,32 +99,21 @@ def _digest(store: Store, segment: Segment) -> str:
 
 def _is_known(digest: str) -> bool:
     try:
-        folder = known_directory()
-        return _is_private(folder) and stat.S_ISREG((folder / digest).lstat().st_mode)
-    except (OSError, RuntimeError):  # the second where a user has no home
+        return stat.S_ISREG((known_directory() / digest).lstat().st_mode)
+    except (OSError, OutputError):
         return False
 
 
 def _remember(digest: str) -> None:
     try:
-        folder = known_directory()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not _is_private(folder):
-            raise PermissionError(errno.EPERM, "others may write there", str(folder))
-        os.close(os.open(folder / digest, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-    except (OSError, RuntimeError) as error:
+        os.close(os.open(known_directory() / digest, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+    except (OSError, OutputError) as error:
         warnings.warn(
             "which dense indexes were tried out cannot be kept, so they are tried out in each run: "
-            f"{error} — XDG_CACHE_HOME names another place",
+            f"{error} — {SUGGESTION}",
             Notice,
             stacklevel=2,
         )
-
-
-def _is_private(folder: Path) -> bool:
-    """Whether only this user can have put digests there."""
-    about = folder.lstat()
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022
 
 
 def _try(directory: Path, segment: Segment, seconds: int) -> None:

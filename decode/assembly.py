@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from specds.datastore.corrections import read_table
 from specds.datastore.dense import DenseIndex
 from specds.datastore.store import Store, open_store
 from specds.datastore.suffix import SuffixIndex
@@ -69,21 +70,35 @@ def check_method(method: Method, sampling: Sampling | None = None) -> None:
         )
 
 
+def check_files(method: Method) -> None:
+    """Refuse a method for its stores and its correction table, before a model is looked for.
+
+    Raises:
+        SpecdsError: whatever a store or a table is refused with.
+    """
+    for path in method.paths:
+        open_store(path)
+    if table := method.verifier_options.get("table"):
+        read_table(Path(table))
+
+
 @dataclass(slots=True)
 class Library:
     """Stores and their indexes, opened once for several methods of one model."""
 
     model: LanguageModel
-    _opened: dict[tuple[tuple[str, ...], tuple[Path, ...]], Resources] = field(default_factory=dict)
+    _opened: dict[tuple[tuple[str, ...], tuple[Path, ...]], tuple[Resources, tuple[Store, ...]]] = field(
+        default_factory=dict
+    )
 
-    def indexes(self, kind: type[Drafter], method: Method) -> Resources:
-        """The indexes that a drafter reads.
+    def indexes(self, kind: type[Drafter], method: Method) -> tuple[Resources, tuple[Store, ...]]:
+        """The indexes that a drafter reads, and stores whose dense index is another model's, which it does without.
 
         Raises:
             whatever a store is refused with; MissingIndex, ForeignModel, CorruptStore of an index.
         """
         if not kind.indexes:
-            return NO_RESOURCES
+            return NO_RESOURCES, ()
         key = kind.indexes, method.paths
         if key not in self._opened:
             tokenizer = self.model.tokenizer
@@ -92,9 +107,10 @@ class Library:
         return self._opened[key]
 
 
-def _indexes(kinds: tuple[str, ...], stores: list[Store], model: LanguageModel) -> Resources:
+def _indexes(kinds: tuple[str, ...], stores: list[Store], model: LanguageModel) -> tuple[Resources, tuple[Store, ...]]:
     suffix: list[SuffixIndex] = []
     dense: list[DenseIndex] = []
+    unused: list[Store] = []
     for store in stores:
         if "suffix" in kinds and (len(kinds) == 1 or store.manifest.suffix or not store.manifest.dense):
             index = store.suffix_index()
@@ -102,7 +118,9 @@ def _indexes(kinds: tuple[str, ...], stores: list[Store], model: LanguageModel) 
             suffix.append(index)
         if "dense" in kinds and (len(kinds) == 1 or _serves(store, model)):
             dense.append(store.dense_index(model.fingerprint))
-    return Resources(tuple(suffix), tuple(dense))
+        elif "dense" in kinds and store.manifest.dense:
+            unused.append(store)
+    return Resources(tuple(suffix), tuple(dense)), tuple(unused)
 
 
 def _serves(store: Store, model: LanguageModel) -> bool:
@@ -121,6 +139,7 @@ class Prepared:
         drafter: its class.
         options: parsed.
         resources: its indexes.
+        unused: stores whose dense index is another model's, which it does without.
         needs: what it asks of the target.
         taps: what a target must be made to hand over for it.
     """
@@ -130,6 +149,7 @@ class Prepared:
     drafter: type[Drafter]
     options: Any
     resources: Resources
+    unused: tuple[Store, ...]
     needs: frozenset[Signal]
     taps: Taps
 
@@ -156,9 +176,9 @@ def prepare(method: Method, model: LanguageModel, library: Library | None = None
     check_method(method)
     kind = drafter_class(method.drafter)
     options = parse_options(kind.Options, method.options, f"drafter {method.drafter}")
-    resources = (library or Library(model)).indexes(kind, method)
+    resources, unused = (library or Library(model)).indexes(kind, method)
     drafter = kind(options, resources)
-    return Prepared(method, model, kind, options, resources, drafter.needs, taps_of(drafter, model))
+    return Prepared(method, model, kind, options, resources, unused, drafter.needs, taps_of(drafter, model))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from specds.datastore.corrections import Pair
 from specds.datastore.manifest import Identity
+from specds.datastore.store import Store
 from specds.decode.assembly import Assembly, check_method, drafter_class, prepare
 from specds.decode.contracts import Drafter, Step, Target, Use, Verifier
 from specds.decode.counters import Counters
@@ -94,11 +95,12 @@ class Engine:
     _curve: Corrected | None = field(init=False, repr=False, default=None)
     _assembly: Assembly = field(init=False, repr=False)
     _request: object = field(init=False, repr=False, default=None)
+    _runtime: str = field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
         check_method(self.method, self.sampling)
         prepared = prepare(self.method, self.model)
-        runtime = choose_runtime(self.model, self.runtime)
+        runtime = self._runtime = choose_runtime(self.model, self.runtime)
         drafting = load_draft_model(self.method.draft_model, self.model)
         self.method = replace(self.method, draft_model=drafting)
         self._verifier = make_verifier(self.method.verifier, self.sampling, self.method.verifier_options, self.pair)
@@ -142,6 +144,28 @@ class Engine:
     def memory(self) -> Memory | None:
         """What the verifier counts; None if it counts nothing."""
         return self._verifier.memory
+
+    @property
+    def chosen_runtime(self) -> str:
+        """The runtime that the target runs on, where `runtime` may say `auto`."""
+        return self._runtime
+
+    @property
+    def unused(self) -> tuple[Store, ...]:
+        """Stores whose dense index is of another model, which the drafter does without."""
+        return self._assembly.prepared.unused
+
+    def plain_seconds(self, answer: Answer) -> float | None:
+        """About what an answer would have taken without drafts, by the cost curve; None without a curve."""
+        if self._curve is None:
+            return None
+        seconds = 0.0
+        for turn in answer.turns:
+            first, *later = turn.steps
+            context = len(turn.prompt) + len(turn.tokens) // 2
+            one = float(self._curve.at(context)[1])
+            seconds += first.forward_seconds + first.verify_seconds + one * sum(len(step.tokens) for step in later)
+        return seconds
 
     @property
     def independent(self) -> bool:

@@ -16,6 +16,7 @@ from specds.reading.rows import (
     Row,
     Wanted,
     check_file,
+    count_rows,
     dataset_rows,
     document,
     format_of,
@@ -127,6 +128,15 @@ def read_examples(
         messages_field = "messages"
     reader = _Reader(wanted, messages_field, source, source_field)
     return _limited(_examples(files, reader, split), limit)
+
+
+def count_examples(files: Sequence[str], limit: int | None = None) -> int | None:
+    """How many examples there are, as far as that can be told before they are read; None if it cannot."""
+    counts = [None if _is_dataset(file) else 1 if format_of(file) == "text" else count_rows([file]) for file in files]
+    if None in counts:
+        return limit
+    found = sum(filter(None, counts))
+    return found if limit is None else min(found, limit)
 
 
 @dataclass(frozen=True, slots=True)

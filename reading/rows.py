@@ -18,12 +18,13 @@ import re
 import stat
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from specds.caches import lend_cache
 from specds.errors import InputError, PromptError, UsageError
 from specds.limits import MAX_ROW
 from specds.parquet import damage, why
@@ -60,6 +61,7 @@ _UNPACK = ("files packed like this are not read", f"unpack it, or pack it as {' 
 _UNREAD_PACKED = dict.fromkeys((".bz2", ".xz", ".lz4", ".br", ".7z", ".zip", ".tar", ".tgz", ".rar", ".z"), _UNPACK)
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _BATCH_ROWS = 256
+_COUNTED = 1 << 28  # bytes; to read a larger file twice takes longer than a total is worth
 _SKIP_BYTES = 1 << 16
 _UTF8_BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -135,6 +137,27 @@ def check_file(path: str, *, missing: str = "check the path") -> None:
         raise InputError(f"{shown(path)} cannot be read: permission denied", "check its permissions")
 
 
+def count_rows(paths: Sequence[str], format: str | None = None) -> int | None:
+    """How many rows files have; None where that is not known before they are read: of a stream, or of a large file."""
+    found = 0
+    for path in paths:
+        kind = format_of(path, format)
+        if path == STDIN or not Path(path).is_file() or kind not in FORMATS:
+            return None
+        try:
+            if kind == "parquet":
+                import pyarrow.parquet as pq
+
+                found += pq.read_metadata(path).num_rows
+            elif Path(path).stat().st_size > _COUNTED:
+                return None
+            else:
+                found += sum(1 for _ in lines(path))
+        except (InputError, OSError, ValueError):  # whoever reads it says what is wrong with it
+            return None
+    return found
+
+
 def rows(
     path: str, wanted: Wanted, *, format: str | None = None, max_line: int | None = None
 ) -> Iterator[tuple[str, Row | PromptError]]:
@@ -177,6 +200,7 @@ def dataset_rows(name: str, wanted: Wanted, *, split: str = "train") -> Iterator
     Raises:
         InputError: the data set or its split cannot be found or read, or has no columns of any layout.
     """
+    lend_cache()
     import datasets
 
     repository, _, config = name.partition(":")

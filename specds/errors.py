@@ -104,6 +104,9 @@ class MissingIndex(StoreError):
 class CorruptTable(StoreError):
     """A correction table is damaged, was edited, or is none."""
 
+    def __init__(self, message: str, hint: str = "name one that `specds calibrate-csd` wrote, or a copy of it") -> None:
+        super().__init__(message, hint)
+
 
 class ForeignTable(StoreError):
     """A correction table is of another target, draft or tokenizer."""

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import json
-import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specds.errors import ModelError, UnknownModel, UsageError, first_line
+from specds.caches import SUGGESTION, cache_directories, cache_directory, lend_cache
+from specds.errors import ModelError, OutputError, UnknownModel, UsageError, first_line
 from specds.files import locked, sampled_digest, sync_directory, sync_file
 from specds.tokenizer import Tokenizer, load_tokenizer
 
@@ -28,7 +27,34 @@ _WEIGHT_FILES = "*.safetensors"
 _TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.py"]
 _DTYPES = ("float32", "bfloat16", "float16")
 _CACHE_MARK = "specds.json"
+# Bytes at the beginning of a safetensors file that say how long its header is.
+_HEADER_LENGTH = 8
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_MODELS = "models"
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How far a model is.
+
+    Attributes:
+        what: what is being done, as in "converting tiny.gguf".
+        done: bytes.
+        total: bytes in all.
+        kept: where the result lies from now on; None while it is made, or if nothing is kept.
+    """
+
+    what: str
+    done: int
+    total: int
+    kept: Path | None = None
+
+
+Watch = Callable[[Loading], None]
+
+
+def unwatched(loading: Loading) -> None:
+    """Nobody looks on."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -45,6 +71,7 @@ class LanguageModel:
         context_length: the most tokens, prompt and answer together, that the model was made for.
         device: where the weights are, or will be.
         dtype: the weights' dtype by name, e.g. `float32`.
+        watch: told how far it is while weights are read.
     """
 
     name: str
@@ -58,6 +85,8 @@ class LanguageModel:
     dtype: str
     _weights: Weights | None
     _network: Any = None
+    watch: Watch = unwatched
+    _read: int = 0
 
     @property
     def network(self) -> Any:
@@ -68,8 +97,10 @@ class LanguageModel:
         """
         if self._network is None:
             assert self._weights is not None, "a model has weights or a network"
+            self._tell(0)
             with quiet_transformers():
                 self._network = self._weights.load(self.device, self.dtype).eval()
+            self._tell(self._weights.size())
         return self._network
 
     @property
@@ -83,10 +114,20 @@ class LanguageModel:
         Raises:
             ModelError: the file that should hold it is damaged.
         """
-        if self._weights is not None:
-            return self._weights.tensor(name)
-        found: torch.Tensor | None = self._network.state_dict().get(name)
+        found: torch.Tensor | None
+        if self._weights is None:
+            found = self._network.state_dict().get(name)
+            return found
+        found = self._weights.tensor(name)
+        if found is not None:
+            self._read += found.nbytes
+            self._tell(self._read)
         return found
+
+    def _tell(self, done: int) -> None:
+        if self._weights is not None:
+            total = self._weights.size()
+            self.watch(Loading(f"loading {self.name}", min(done, total), total))
 
 
 class Weights:
@@ -96,6 +137,17 @@ class Weights:
         self._directory = directory
         self._trust = trust_remote_code
         self._files: dict[str, Path] | None = None
+        self._size: int | None = None
+
+    def size(self) -> int:
+        """Bytes of the weights as they are stored, without the files' headers."""
+        if self._size is None:
+            self._size = 0
+            for path in self._directory.glob(_WEIGHT_FILES):
+                with path.open("rb") as file:
+                    header = int.from_bytes(file.read(_HEADER_LENGTH), "little")
+                self._size += max(0, path.stat().st_size - _HEADER_LENGTH - header)
+        return self._size
 
     def configuration(self) -> tuple[Any, Any]:
         """transformers' configurations of the model and of generation.
@@ -166,6 +218,7 @@ def load_model(
     threads: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    watch: Watch = unwatched,
 ) -> LanguageModel:
     """A causal language model for decoding. Its weights are read when they are first needed.
 
@@ -176,13 +229,14 @@ def load_model(
         threads: CPU threads for torch; None leaves torch's choice.
         revision: branch, tag or commit, for a Hugging Face id.
         trust_remote_code: run modelling code that comes with the checkpoint. Only for code you have read.
+        watch: told how far it is while a GGUF file is converted.
 
     Raises:
         UnknownModel: nothing of that name can be found.
         ModelError: it is found, but does not load.
         UsageError: no such dtype or device.
     """
-    directory, fingerprint = find_model(name, revision=revision)
+    directory, fingerprint = find_model(name, revision=revision, watch=watch)
     import torch
 
     weights = Weights(directory, trust_remote_code)
@@ -246,23 +300,23 @@ def _context_length(config: Any) -> int:
     return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
 
 
-def find_model(name: str, *, revision: str | None = None) -> tuple[Path, str]:
+def find_model(name: str, *, revision: str | None = None, watch: Watch = unwatched) -> tuple[Path, str]:
     """The local directory that holds a model's safetensors, config and tokenizer, and the model's fingerprint.
 
-    GGUF files are de-quantised once into the user's cache directory; Hugging Face ids are downloaded by
-    huggingface_hub into its own cache.
+    GGUF files are de-quantised once into the cache directory; Hugging Face ids are downloaded by huggingface_hub into
+    its own cache.
 
     Raises:
         UnknownModel: nothing of that name can be found.
         ModelError: a GGUF file does not convert, or a directory holds no safetensors.
     """
-    path = Path(name).expanduser()
+    path = _path(name)
     if name == EMBEDDED:
-        return _converted(_embedded_gguf())
+        return _converted(_embedded_gguf(), watch)
     if name and path.is_dir():
         return path, _fingerprint(path)
     if path.is_file():
-        return _converted(path)
+        return _converted(path, watch)
     if _HUB_ID.fullmatch(name):
         directory = _download(name, revision, [*_TOKENIZER_FILES, _WEIGHT_FILES])
         return directory, _fingerprint(directory)
@@ -272,29 +326,32 @@ def find_model(name: str, *, revision: str | None = None) -> tuple[Path, str]:
     )
 
 
-def find_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Tokenizer:
+def find_tokenizer(
+    name: str, *, revision: str | None = None, trust_remote_code: bool = False, watch: Watch = unwatched
+) -> Tokenizer:
     """Only the tokenizer of a model; no weights are downloaded or read into memory.
 
     Raises:
         UnknownModel, ModelError: as `find_model`.
     """
-    path = Path(name).expanduser()
+    path = _path(name)
     if path.is_dir():
         directory = path
     elif _HUB_ID.fullmatch(name) and not path.exists():
         directory = _download(name, revision, _TOKENIZER_FILES)
     else:
-        directory, _ = find_model(name, revision=revision)
+        directory, _ = find_model(name, revision=revision, watch=watch)
     with quiet_transformers():
         return load_tokenizer(directory, name, trust_remote_code=trust_remote_code)
 
 
-def cache_directory() -> Path:
-    """Where de-quantised models are kept: `$XDG_CACHE_HOME/specds`, by default `~/.cache/specds`."""
-    base = os.environ.get("XDG_CACHE_HOME") or ""
-    # The XDG specification says that a relative path is to be ignored.
-    root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
-    return root / "specds"
+def _path(name: str) -> Path:
+    """What a name is as a path. Hugging Face's libraries read where their caches are when they are first imported."""
+    lend_cache()
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # ~ where nobody knows a home
+        return Path(name)
 
 
 def _embedded_gguf() -> Path:
@@ -309,14 +366,20 @@ def _embedded_gguf() -> Path:
     )
 
 
-def _converted(gguf: Path) -> tuple[Path, str]:
+def _converted(gguf: Path, watch: Watch) -> tuple[Path, str]:
     with gguf.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise UnknownModel(f"{gguf} is not a GGUF file", "--model takes a directory, a .gguf file, or owner/name")
     fingerprint = sampled_digest([gguf])
-    home = cache_directory() / "models" / f"{gguf.stem}-{fingerprint[:16]}"
-    if not _is_complete(home):
-        _convert(gguf, home)
+    name = f"{gguf.stem}-{fingerprint[:16]}"
+    for folder in cache_directories(_MODELS):
+        if _is_complete(folder / name):
+            return folder / name, fingerprint
+    try:
+        home = cache_directory(_MODELS) / name
+    except OutputError as error:
+        raise ModelError(f"{gguf.name} could not be converted: {error.message}", error.hint) from error
+    _convert(gguf, home, watch)
     return home, fingerprint
 
 
@@ -328,7 +391,7 @@ def _is_complete(home: Path) -> bool:
         return False
 
 
-def _convert(gguf: Path, home: Path) -> None:
+def _convert(gguf: Path, home: Path, watch: Watch) -> None:
     """De-quantise into a directory of its own, then rename: nobody sees half a model.
 
     One process at a time; of several that start together the others wait, and find it done.
@@ -344,19 +407,20 @@ def _convert(gguf: Path, home: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
             work = Path(tempfile.mkdtemp(prefix=f".{home.name}.", suffix=".tmp", dir=home.parent))
             try:
-                _write_converted(gguf, work)
+                size = _write_converted(gguf, work, watch)
                 if home.is_dir() and not home.is_symlink():  # a damaged leftover
                     shutil.rmtree(home)
                 else:
                     home.unlink(missing_ok=True)
                 work.rename(home)
                 sync_directory(home.parent)
+                watch(Loading(f"converting {gguf.name}", size, size, home))
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"{gguf.name} could not be cached in {home.parent}: {first_line(error)}",
-            "free some space, or set XDG_CACHE_HOME to another place",
+            f"free some space, or {SUGGESTION}",
         ) from error
     except Exception as error:  # the GGUF reader trusts the file and raises whatever comes of it
         raise ModelError(
@@ -364,23 +428,26 @@ def _convert(gguf: Path, home: Path) -> None:
         ) from error
 
 
-def _write_converted(gguf: Path, work: Path) -> None:
+def _write_converted(gguf: Path, work: Path, watch: Watch) -> int:
+    """Write the model; returns its bytes."""
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    # The reader's progress bar listens to no switch.
-    with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
+    what = f"converting {gguf.name}"
+    watch(Loading(what, 0, gguf.stat().st_size))
+    with quiet_transformers(), _watching_tensors(lambda done, total: watch(Loading(what, done, total))):
         source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
         tokenizer = AutoTokenizer.from_pretrained(**source)
         network = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    with quiet_transformers():
         tied = set(getattr(network, "_tied_weights_keys", None) or []) if network.config.tie_word_embeddings else {}
         weights = {key: value.contiguous() for key, value in network.state_dict().items() if key not in tied}
         config = network.config
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         config.architectures = [type(network).__name__]
+        size = sum(value.nbytes for value in weights.values())
+        watch(Loading(f"writing {gguf.name} in float32", 0, size))
         save_file(weights, work / "model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(work)
         network.generation_config.save_pretrained(work)
@@ -389,6 +456,28 @@ def _write_converted(gguf: Path, work: Path) -> None:
     (work / _CACHE_MARK).write_text(json.dumps({"source": gguf.name, "sizes": sizes}, indent=1))
     for path in work.iterdir():
         sync_file(path)
+    return sum(sizes.values())
+
+
+@contextlib.contextmanager
+def _watching_tensors(progress: Callable[[int, int], None]) -> Iterator[None]:
+    """Tell how many bytes of a GGUF file transformers has de-quantised, in the place of its own progress bar."""
+    from transformers import modeling_gguf_pytorch_utils as reading
+
+    def watched(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:
+        every = list(tensors)
+        sizes = [int(tensor.n_bytes) for tensor in every]
+        done = 0
+        for tensor, size in zip(every, sizes, strict=True):
+            yield tensor
+            done += size
+            progress(done, sum(sizes))
+
+    before, reading.tqdm = reading.tqdm, watched
+    try:
+        yield
+    finally:
+        reading.tqdm = before
 
 
 def _download(name: str, revision: str | None, patterns: list[str]) -> Path:

@@ -138,6 +138,7 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         original = measurement.profile_path
         patch.setattr(measurement, "profile_path", lambda *key: folder / original(*key).name)
+        (folder / "indexes").mkdir()
         patch.setattr(trial, "known_directory", lambda: folder / "indexes")
         yield
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -198,10 +200,40 @@ def test_a_relative_cache_directory_is_ignored(
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_refused(gguf_file: Path, cache: Path) -> None:
+def test_without_a_cache_a_model_is_converted_among_temporary_files_and_says_so(
+    gguf_file: Path, cache: Path, tmp_path: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache.write_text("a file where the cache should be")
-    assert "XDG_CACHE_HOME" in refusal(lambda: find_model(str(gguf_file)))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("specds.cli.render.LINE_SECONDS", 0.01)
+    (tmp_path / "prompts.txt").write_text("abcd ab\n")
+    command = ["decode", "-p", tmp_path / "prompts.txt", "--model", gguf_file, "--device", "cpu", "--max-new-tokens", 3]
+    first, second = run_cli(*command), run_cli(*command)
+    assert first.code == second.code == 0
+    assert first.records[0]["tokens"] == second.records[0]["tokens"]
+    home, _ = find_model(str(gguf_file))
+    assert home.is_relative_to(tmp_path / f"specds-{os.geteuid()}")
+    (kept,) = (line for line in first.err.splitlines() if str(home) in line)
+    assert "KB" in kept
+    # While it went on, it said how far it was.
+    assert re.search(r"(converting|writing) tiny.gguf.* of \d+\.\d KB", first.err)
+    assert str(home) not in second.err
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(cache))
+        assert "XDG_CACHE_HOME" in refusal(lambda: find_model(str(gguf_file)))
     assert cache.read_text() == "a file where the cache should be"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_model_that_another_user_could_have_written_is_not_believed(
+    gguf_file: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cache that several share, each converts for itself."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    home, _ = find_model(str(gguf_file))
+    os.chown(home.parent, 65534, 65534)
+    assert find_model(str(gguf_file))[0].is_relative_to(tmp_path / f"specds-{os.geteuid()}")
 
 
 @pytest.mark.parametrize("size", [0.3, 0.9, 0.999])

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from specds.caches import SUGGESTION, cache_directories, cache_directory
 from specds.decode.contracts import Target
 from specds.decode.draft import chain
 from specds.decode.pricing.curve import FORMAT, MOST_ROWS, CostCurve
 from specds.errors import OutputError
 from specds.files import write_atomically
-from specds.model import LanguageModel, cache_directory
+from specds.model import LanguageModel
 from specds.version import __version__
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128)
@@ -27,6 +28,9 @@ _QUICK_ROWS = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 24, 32, 64)
 _QUICK_CONTEXT = 256
 _QUICK_SECONDS = 2.5
 _ALWAYS = 16
+
+
+_KIND = "profiles"
 
 
 def measure(
@@ -87,17 +91,24 @@ def known(target: Target, model: LanguageModel, runtime: str) -> CostCurve:
     """The kept curve of this model on this machine; where there is none a quick one, which is kept then."""
     import torch
 
-    path = profile_path(model, runtime, torch.get_num_threads())
-    curve = load(path)
+    path = None
+    with contextlib.suppress(OutputError):  # without a cache it costs two seconds a run, no more
+        path = profile_path(model, runtime, torch.get_num_threads())
+    curve = None if path is None else load(path)
     if curve is None:
         curve = quick(target, model.config.vocab_size, model.context_length)
-        with contextlib.suppress(OutputError):  # a read-only cache costs two seconds a run, no more
-            save(curve, path)
+        with contextlib.suppress(OutputError):
+            if path is not None:
+                save(curve, path)
     return curve
 
 
 def profile_path(model: LanguageModel, runtime: str, threads: int) -> Path:
-    """Where the curve of a model on this machine is kept: by model, dtype, device, runtime, threads and version."""
+    """Where the curve of a model on this machine is kept: by model, dtype, device, runtime, threads and version.
+
+    Raises:
+        OutputError: there is none, and no place to keep one.
+    """
     device = str(model.device)
     if model.device.type == "cuda":
         import torch
@@ -105,8 +116,9 @@ def profile_path(model: LanguageModel, runtime: str, threads: int) -> Path:
         device = torch.cuda.get_device_name(model.device)
     machine = [device, platform.node(), platform.processor()]
     parts = [model.fingerprint, model.dtype, *machine, runtime, str(threads), __version__]
-    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    return cache_directory() / "profiles" / f"{name}.json"
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24] + ".json"
+    kept = (folder / name for folder in cache_directories(_KIND) if (folder / name).is_file())
+    return next(kept, None) or cache_directory(_KIND) / name
 
 
 def save(curve: CostCurve, path: Path) -> None:
@@ -119,7 +131,7 @@ def save(curve: CostCurve, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (json.dumps(curve.record(), indent=1) + "\n").encode())
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}", "set XDG_CACHE_HOME") from error
+        raise OutputError(f"cannot write {path}: {error.strerror or error}", SUGGESTION) from error
 
 
 def load(path: Path) -> CostCurve | None:

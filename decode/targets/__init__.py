@@ -23,6 +23,21 @@ def choose_runtime(model: LanguageModel, runtime: str = "auto") -> str:
     return "generic" if unsupported(model) else "cpu"
 
 
+def require_runtime(model: LanguageModel, runtime: str) -> None:
+    """Refuse a runtime that there is not, or that this machine lacks what it takes for.
+
+    Raises:
+        UsageError: no such runtime, or the GPU runtime for a model that is on none.
+    """
+    if runtime != "auto" and runtime not in TARGETS:
+        raise UsageError(f"no runtime {runtime!r}", f"one of auto, {', '.join(TARGETS)}")
+    if runtime == "cuda" and model.device.type != "cuda":
+        raise UsageError(
+            f"--runtime cuda runs on a GPU, and {model.name} is on {model.device.type}",
+            "--device cuda where there is a GPU; else --runtime auto",
+        )
+
+
 def make_target(model: LanguageModel, runtime: str = "auto", taps: Taps | None = None) -> Target:
     """The target of a model.
 

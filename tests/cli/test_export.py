@@ -70,9 +70,7 @@ def test_a_reader_that_stops_early(store: Path) -> None:
         assert process.stderr is not None
         process.stdout.close()
         said = process.stderr.read()
-    assert process.returncode == 1
-    assert said.startswith("error: stdout was closed")
-    assert len(said.splitlines()) == 1
+    assert (process.returncode, said) == (141, "")
 
 
 def test_wrong_usage(store: Path, run_cli: Run, tmp_path: Path) -> None:

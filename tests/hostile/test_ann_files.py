@@ -237,6 +237,7 @@ def test_parameters_that_no_index_has_are_refused(change: dict[str, Any]) -> Non
 @pytest.fixture
 def elsewhere(stocked: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with a faiss index that this machine does not know."""
+    (tmp_path / "known").mkdir()
     monkeypatch.setattr(trial, "known_directory", lambda: tmp_path / "known")
     return Path(shutil.copytree(stocked["faiss"], tmp_path / "foreign.ds"))
 

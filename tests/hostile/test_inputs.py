@@ -298,7 +298,7 @@ RUN = [sys.executable, "-c", "from specds.cli.main import run; run()"]
 
 
 def test_a_reader_that_stops_early(tmp_path: Path, tiny_directory: Path) -> None:
-    """`specds decode … | head -1`: one line of complaint, and no traceback at exit."""
+    """`specds decode … | head -1`: silence, and what a shell reports of any program that a closed pipe ends."""
     (tmp_path / "p.txt").write_text("w1 w2\n" * 300)
     argv = [
         "decode",
@@ -318,10 +318,7 @@ def test_a_reader_that_stops_early(tmp_path: Path, tiny_directory: Path) -> None
         assert json.loads(process.stdout.readline())["id"] == "0"
         process.stdout.close()
         said = process.stderr.read().decode()
-    assert process.returncode == 1
-    assert said.count("\n") == 1
-    assert said.startswith("error: stdout was closed")
-    assert " — " in said
+    assert (process.returncode, said) == (141, "")
 
 
 @pytest.mark.parametrize("command", ["inspect", "inspect --json", "--help"])

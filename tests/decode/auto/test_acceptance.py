@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specds.calibration.acceptance import Fit, Nodes, chances, collect, fit, reliability
 from specds.decode.auto.acceptance import Acceptance, calibration_path, choose_acceptance, load_acceptance, shipped
-from specds.decode.auto.expansion import FEATURES, SOURCES
+from specds.decode.auto.features import FEATURES, SOURCES
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.errors import InputError, UsageError
