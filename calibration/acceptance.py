@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.datastore.prompts import BadRow, Prompt
 from specds.decode.auto.acceptance import Acceptance, Reliability
 from specds.decode.auto.drafter import Auto
 from specds.decode.auto.expansion import Grown
@@ -20,6 +19,7 @@ from specds.decode.draft import Draft
 from specds.decode.engine import Engine
 from specds.errors import PromptError, UsageError
 from specds.jit import compiled
+from specds.reading.prompts import BadRow, Prompt
 
 LOOKED_AT = 24
 """Nodes that growth goes through while nodes are collected: more than are verified, which then are known, too."""

@@ -34,12 +34,12 @@ from specds.cli.options import cost_curve
 from specds.datastore import corrections
 from specds.datastore.corpus import document_ids, read_documents, token_stream
 from specds.datastore.dense_segment import load_normalizer, read_keys
-from specds.datastore.examples import read_examples
-from specds.datastore.prompts import read_prompts
 from specds.datastore.store import find_problems, open_store
 from specds.decode.auto.acceptance import load_acceptance
 from specds.decode.method import Method
 from specds.model import LanguageModel, load_model
+from specds.reading.examples import read_examples
+from specds.reading.prompts import read_prompts
 from specds.sampling import Sampling
 from specds.tokenizer import Tokenizer
 
