@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from specds.errors import InputError, UsageError
 from specds.limits import MAX_ROW
 from specds.reading.prompts import BadRow, Prompt, read_prompts
-from specds.reading.rows import Wanted, dataset_rows, rows
+from specds.reading.rows import Wanted, count_rows, dataset_rows, rows
 
 from .conftest import user
 
@@ -114,6 +114,28 @@ def test_parquet_reads_by_batches(tmp_path):
     tracemalloc.stop()
     assert count == 2000
     assert peak < 10e6  # of 20 MB
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("p.jsonl", b'{"prompt": "a"}\n\nbroken\n'),
+        ("p.txt.gz", gzip.compress(b"a\n\nb")),
+        ("p.csv", b'id,prompt\n1,"a\nb"\n,\n2,c,d\n'),
+        ("p.tsv", b""),
+    ],
+)
+def test_files_have_as_many_rows_as_are_read(write, name, content):
+    path = write(name, content)
+    assert count_rows([path]) == len(list(read_prompts([path])))
+
+
+def test_rows_of_what_is_read_once_are_not_counted(write, tmp_path):
+    path = write("p.jsonl", "{}\n")
+    pq.write_table(pa.table({"prompt": ["a", "b"]}), tmp_path / "p.parquet")
+    assert count_rows([path, "p.parquet"]) == 3
+    assert count_rows([path, "-"]) is None
+    assert count_rows([path, "nowhere.jsonl"]) is None
 
 
 # Rows that cannot be used
