@@ -27,7 +27,7 @@ from specds.decode.drafters.none import Null
 from specds.decode.drafters.pld import PromptLookup
 from specds.decode.loop import decode
 from specds.decode.pricing import measurement
-from specds.decode.pricing.budget import Auto, Budget, Fixed
+from specds.decode.pricing.budget import Adaptive, Budget, Fixed
 from specds.decode.targets import choose_runtime, make_target
 from specds.decode.verifiers import make_verifier
 from specds.model import LanguageModel, load_model
@@ -101,8 +101,8 @@ def decoding(model: LanguageModel, prompts: list[list[int]], length: int) -> Non
     curve = measurement.known(target, model, runtime)
     kinds: dict[str, tuple[Any, Budget]] = {
         "none": (lambda: Null(Null.Options()), Fixed(0)),
-        "pld, auto": (lambda: PromptLookup(PromptLookup.Options()), Auto(curve)),
-        "wrong, auto": (lambda: Wrong(Null.Options()), Auto(curve)),
+        "pld, auto": (lambda: PromptLookup(PromptLookup.Options()), Adaptive(curve)),
+        "wrong, auto": (lambda: Wrong(Null.Options()), Adaptive(curve)),
         "wrong, 8": (lambda: Wrong(Null.Options()), Fixed(8)),
     }
     seconds: dict[str, list[float]] = defaultdict(list)

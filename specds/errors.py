@@ -135,7 +135,8 @@ def shortage(error: BaseException) -> ResourceError | None:
     while behind is not None:
         if what := _short_of(behind):
             lack, hint = what
-            return ResourceError(lack if said == type(error).__name__ else f"{lack}: {said}", hint)
+            where = behind.filename if isinstance(behind, OSError) and behind.filename else said
+            return ResourceError(lack if where == type(error).__name__ else f"{lack}: {where}", hint)
         behind = behind.__cause__ or behind.__context__
     return None
 

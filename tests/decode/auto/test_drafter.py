@@ -31,7 +31,7 @@ def near_misses(text: list[int], random: np.random.Generator) -> Documents:
 
 
 @pytest.mark.parametrize("kind", ["nothing", "random", "foreign", "near misses", "frequent misses"])
-def test_liars_are_soon_believed_no_more(kind: str) -> None:
+def test_adversarial_datastores_are_soon_drafted_from_no_more(kind: str) -> None:
     random = np.random.default_rng(3)
     text = [int(token) for token in random.permutation(20_000)[:160]]
     documents: dict[str, Documents] = {
@@ -49,7 +49,7 @@ def test_liars_are_soon_believed_no_more(kind: str) -> None:
     assert np.mean(rows[32:]) <= 1.2
 
 
-def test_a_good_store_beside_a_liar_still_serves() -> None:
+def test_a_good_store_beside_an_adversarial_one_still_serves() -> None:
     random = np.random.default_rng(5)
     text = [int(token) for token in random.integers(0, 20_000, 200)]
     steps = []
@@ -63,7 +63,7 @@ def test_a_good_store_beside_a_liar_still_serves() -> None:
     assert steps[1] < 2 * steps[0] + 20
 
 
-def test_a_source_that_lied_is_heard_again_when_it_tells_the_truth() -> None:
+def test_a_source_that_was_wrong_is_drafted_from_again_when_it_is_right() -> None:
     random = np.random.default_rng(4)
     lies = [int(token) for token in random.integers(0, 20_000, 80)]
     truth = [int(token) for token in random.integers(0, 20_000, 400)]
