@@ -323,7 +323,7 @@ def test_a_peer_that_cannot_be_run_stops_the_bench(run_cli: Run, asked: list[obj
     run_cli(*asked, "--out", tmp_path / "r", "--peer", "x=/no/such/program --flag").refused("/no/such/program")
     run_cli(*asked, "--out", tmp_path / "r", "--peer", "y=python -c pass").refused("other options")
     run_cli(*asked, "--out", tmp_path / "s", "--peer", "y=python -c pass").refused("died")
-    run_cli(*asked, "--out", tmp_path / "t", "--peer", "y=sh -c 'read line; echo words'").refused("no JSON")
+    run_cli(*asked, "--out", tmp_path / "t", "--peer", "y=sh -c 'read line; echo words'").refused("not JSON")
     run_cli(*asked, "--out", tmp_path / "u", "--peer", "y=sleep 30", "--peer-timeout", 1).refused("silent")
 
 
