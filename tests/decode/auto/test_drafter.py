@@ -33,7 +33,7 @@ def near_misses(text: list[int], random: np.random.Generator) -> Documents:
 
 
 @pytest.mark.parametrize("kind", ["nothing", "random", "foreign", "near misses", "frequent misses"])
-def test_liars_are_soon_believed_no_more(kind: str) -> None:
+def test_adversarial_datastores_are_soon_drafted_from_no_more(kind: str) -> None:
     random = np.random.default_rng(3)
     text = [int(token) for token in random.permutation(20_000)[:160]]
     documents: dict[str, Documents] = {
@@ -51,7 +51,7 @@ def test_liars_are_soon_believed_no_more(kind: str) -> None:
     assert np.mean(rows[32:]) <= 1.2
 
 
-def test_a_good_store_beside_a_liar_still_serves() -> None:
+def test_a_good_store_beside_an_adversarial_one_still_serves() -> None:
     random = np.random.default_rng(5)
     text = [int(token) for token in random.integers(0, 20_000, 200)]
     steps = []
@@ -65,14 +65,14 @@ def test_a_good_store_beside_a_liar_still_serves() -> None:
     assert steps[1] < 2 * steps[0] + 20
 
 
-def test_a_source_that_lied_is_heard_again_when_it_tells_the_truth() -> None:
+def test_a_source_that_was_wrong_is_asked_again_when_it_is_right() -> None:
     random = np.random.default_rng(4)
-    lies = [int(token) for token in random.integers(0, 20_000, 80)]
+    foreign = [int(token) for token in random.integers(0, 20_000, 80)]
     truth = [int(token) for token in random.integers(0, 20_000, 400)]
-    index = index_of([*near_misses(lies, random), (truth[:2], truth[2:])])
+    index = index_of([*near_misses(foreign, random), (truth[:2], truth[2:])])
     drafter = Auto(Auto.Options(), Resources((index,), shared=CrossRequest(FAIR)))
-    found = Simulation(drafter, lies + truth, 8).run()
-    assert sum(accepted for _, accepted in found) > 150
+    steps = Simulation(drafter, foreign + truth, 8).run()
+    assert sum(accepted for _, accepted in steps) > 150
 
 
 def test_earlier_answers_of_a_run_are_drafted_from_where_requests_share_what_they_learn() -> None:

@@ -52,7 +52,7 @@ def test_free_rows_are_all_taken_and_dear_ones_none() -> None:
     assert 3 < len(Adaptive(FAIR).fit(draft, 100)) < 20
 
 
-def test_scores_that_promise_too_much_are_believed_less_and_forgiven_in_time() -> None:
+def test_overconfident_scores_are_corrected_and_recover_in_time() -> None:
     budget = Adaptive(FAIR)
     draft = chain([1, 2, 3], [0.9, 0.9, 0.9])
     kept = [len(budget.fit(draft, 100))]
