@@ -35,11 +35,11 @@ $(READY): pyproject.toml
 	touch $@
 
 # mypy wants the packages where their names say; setuptools' package-dir puts them at the root. Links bridge it.
-build/typing/specds: $(wildcard specds/*.py)
+build/typing/specds: Makefile $(wildcard specds/*.py)
 	rm -rf $@
 	mkdir -p $@
 	for file in specds/*.py specds/py.typed; do ln -s ../../../$$file $@/; done
-	for folder in cli datastore calibration decode; do ln -s ../../../$$folder $@/; done
+	for folder in cli datastore calibration decode reading; do ln -s ../../../$$folder $@/; done
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

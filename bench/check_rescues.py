@@ -17,8 +17,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
-from specds.datastore.prompts import Prompt, read_prompts
 from specds.model import load_model
+from specds.reading.conversation import Conversation
+from specds.reading.prompts import Prompt, read_prompts
 
 # Float sums of another program may differ by so much, in logits.
 _SLACK = 2e-3
@@ -41,9 +42,7 @@ def main() -> None:
     rescued = accepted = wrong = 0
     for name in dict.fromkeys(row["prompt"] for row in rows):
         steps = [row for row in rows if row["prompt"] == name]
-        prompt = prompts[name]
-        first = list(prompt.turns[0])
-        tokens = model.tokenizer.prompt(first[0]["content"]) if prompt.raw else model.tokenizer.chat(first)
+        tokens = Conversation(prompts[name]).tokens(model.tokenizer)
         text = tokens + [token for row in steps for token in row["tokens"]]
         with torch.inference_mode():
             logits = model.network(torch.tensor([text]), use_cache=False).logits[0].float()

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from specds.calibration.bench.quality import correct, rouge_l
 from specds.calibration.bench.run import choose_cases
-from specds.datastore.prompts import Prompt
 from specds.decode.contracts import Forward, Kept, Target
 from specds.decode.counters import Counters
 from specds.decode.draft import Draft
@@ -36,6 +35,7 @@ from specds.decode.draft_model import speaker_of
 from specds.decode.engine import Engine
 from specds.decode.method import distinct, parse_methods
 from specds.model import LanguageModel, load_model
+from specds.reading.prompts import Prompt
 from specds.reference import LogProbabilities
 from specds.sampling import Sampling
 

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from specds.datastore.prompts import Prompt, read_prompts
 from specds.decode.contracts import Verdict, Verifier
 from specds.decode.draft import Draft
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.decode.verifiers import make_verifier
 from specds.model import load_model
+from specds.reading.prompts import Prompt, read_prompts
 from specds.sampling import Noise, Sampling
 
 

@@ -21,17 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from specds.datastore.prompts import Prompt, read_prompts
 from specds.decode.contracts import Step
 from specds.decode.draft import Draft, chain, empty
 from specds.decode.drafters.none import Null
 from specds.decode.drafters.pld import PromptLookup
 from specds.decode.loop import decode
 from specds.decode.pricing import measurement
-from specds.decode.pricing.budget import Auto, Budget, Fixed
+from specds.decode.pricing.budget import Adaptive, Budget, Fixed
 from specds.decode.targets import choose_runtime, make_target
 from specds.decode.verifiers import make_verifier
 from specds.model import LanguageModel, load_model
+from specds.reading.conversation import Conversation
+from specds.reading.prompts import Prompt, read_prompts
 from specds.reference import generate_plain
 from specds.sampling import Sampling
 
@@ -55,7 +56,7 @@ def main() -> None:
         curves(model, [int(rows) for rows in options.rows.split(",")], context, options.repeats)
     every = [row for row in read_prompts([options.prompts]) if isinstance(row, Prompt)]
     asked = every[:: max(1, len(every) // options.limit)][: options.limit]
-    prompts = [model.tokenizer.chat(list(prompt.turns[0])) for prompt in asked]
+    prompts = [Conversation(prompt).tokens(model.tokenizer) for prompt in asked]
     decoding(model, prompts, options.max_new_tokens)
 
 
@@ -100,8 +101,8 @@ def decoding(model: LanguageModel, prompts: list[list[int]], length: int) -> Non
     curve = measurement.known(target, model, runtime)
     kinds: dict[str, tuple[Any, Budget]] = {
         "none": (lambda: Null(Null.Options()), Fixed(0)),
-        "pld, auto": (lambda: PromptLookup(PromptLookup.Options()), Auto(curve)),
-        "wrong, auto": (lambda: Wrong(Null.Options()), Auto(curve)),
+        "pld, auto": (lambda: PromptLookup(PromptLookup.Options()), Adaptive(curve)),
+        "wrong, auto": (lambda: Wrong(Null.Options()), Adaptive(curve)),
         "wrong, 8": (lambda: Wrong(Null.Options()), Fixed(8)),
     }
     seconds: dict[str, list[float]] = defaultdict(list)

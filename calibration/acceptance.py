@@ -9,21 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.datastore.prompts import BadRow, Prompt
 from specds.decode.auto.acceptance import Acceptance, Reliability
 from specds.decode.auto.drafter import Auto
-from specds.decode.auto.expansion import FEATURES, Ensemble, Grown, log_odds
+from specds.decode.auto.expansion import Grown
+from specds.decode.auto.features import FEATURES
+from specds.decode.auto.probability import SUREST, Ensemble, log_odds
 from specds.decode.contracts import Drafter, Step
 from specds.decode.draft import Draft
 from specds.decode.engine import Engine
 from specds.errors import PromptError, UsageError
 from specds.jit import compiled
+from specds.reading.prompts import BadRow, Prompt
 
 LOOKED_AT = 24
 """Nodes that growth goes through while nodes are collected: more than are verified, which then are known, too."""
 
 _BINS = 20
-_SUREST = 0.985
 
 
 @dataclass(slots=True)
@@ -277,7 +278,7 @@ def _odds(ensemble: Any, features: Any) -> Any:
 def chances(ensemble: Ensemble, features: NDArray[np.float32]) -> NDArray[np.float64]:
     """float64[n]: the probabilities that `grow` gives nodes, before corrections and before siblings share 1."""
     odds: NDArray[np.float64] = _odds(ensemble, features)
-    return np.minimum(1.0 / (1.0 + np.exp(-odds)), _SUREST)
+    return np.minimum(1.0 / (1.0 + np.exp(-odds)), SUREST)
 
 
 def reliability(chance: NDArray[np.float64], right: NDArray[np.bool_]) -> Reliability:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specds.calibration.trace import read_trace
-from specds.datastore.examples import Example, read_examples
-from specds.datastore.prompts import BadRow, Message, Prompt
-from specds.datastore.rows import check_file, lines, shown
 from specds.errors import InputError, PromptError
 from specds.printing import is_unicode
+from specds.reading.conversation import Conversation
+from specds.reading.examples import Example, read_examples
+from specds.reading.prompts import BadRow, Prompt
+from specds.reading.rows import check_file, lines, shown
 from specds.tokenizer import Tokenizer
 
 
@@ -107,7 +108,6 @@ def read_pairs(files: Sequence[str], tokenizer: Tokenizer) -> Answers:
     Raises:
         InputError: a file cannot be read, or holds no such rows.
     """
-    stop = getattr(tokenizer.hf, "eos_token_id", None)
     turns: list[Recorded] = []
     failed = 0
     for number, example in enumerate(read_examples(files)):
@@ -115,16 +115,15 @@ def read_pairs(files: Sequence[str], tokenizer: Tokenizer) -> Answers:
             failed += 1
             continue
         try:
-            prompt = tuple(tokenizer.chat(list(example.prompt)))
+            prompt, tokens = example.tokens(tokenizer)
         except PromptError:
             failed += 1
             continue
-        tokens = [*tokenizer.encode(example.response), *([] if stop is None else [int(stop)])]
         if not tokens:
             failed += 1
             continue
-        ends = stop is not None and tokens.index(int(stop)) == len(tokens) - 1
-        turns.append(Recorded(str(number), 0, prompt, tuple(tokens), ends, len(tokens), example.source))
+        ends = tokenizer.end is not None and tokens.index(tokenizer.end) == len(tokens) - 1
+        turns.append(Recorded(str(number), 0, tuple(prompt), tuple(tokens), ends, len(tokens), example.source))
     if not turns:
         raise InputError(
             f"no prompts with responses in {', '.join(map(shown, files))}",
@@ -180,12 +179,11 @@ def _turns(where: str, record: dict[str, Any], prompt: Prompt, tokenizer: Tokeni
     parts = record.get("turns") or [record]
     if not isinstance(parts, list) or len(parts) != len(prompt.turns):
         raise InputError(f"{where} answers a prompt of another number of turns than {prompt.id!r} has", _SAME)
-    history: list[Message] = []
-    for turn, (messages, part) in enumerate(zip(prompt.turns, parts, strict=True)):
-        history += messages
+    conversation = Conversation(prompt)
+    for part in parts:
         tokens, text = _fields(where, part, tokenizer.vocab_size)
         try:
-            ids = tokenizer.prompt(history[0]["content"]) if prompt.raw else tokenizer.chat(history)
+            ids = conversation.tokens(tokenizer)
         except PromptError as error:
             raise InputError(f"{where}: {error.message}", error.hint) from error
         if len(ids) != part.get("prompt_tokens"):
@@ -193,9 +191,9 @@ def _turns(where: str, record: dict[str, Any], prompt: Prompt, tokenizer: Tokeni
                 f"{where} answers a prompt of {part.get('prompt_tokens')} tokens, and {prompt.id!r} has {len(ids)}",
                 _SAME,
             )
-        history.append({"role": "assistant", "content": text})
         stopped = part.get("finish_reason") == "stop"
-        yield Recorded(prompt.id, turn, tuple(ids), tokens, stopped, len(tokens), prompt.group or "")
+        yield Recorded(prompt.id, conversation.turn, tuple(ids), tokens, stopped, len(tokens), prompt.group or "")
+        conversation.answered(text)
 
 
 def _fields(where: str, part: Any, vocabulary: int) -> tuple[tuple[int, ...], str]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specds.datastore.corrections import add_to_table, calibrating, check_pair, read_table
-from specds.datastore.prompts import BadRow, Prompt
 from specds.datastore.store import provenance
 from specds.decode.engine import Engine
 from specds.errors import PromptError
+from specds.reading.prompts import BadRow, Prompt
 
 # Above 1 nothing passes the gate: verification is strict, and only counts (CSD, Phase 1).
 COUNTING = {"tau": "2"}

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from specds.calibration.trace import read_trace
-from specds.datastore.rows import shown
 from specds.errors import InputError
+from specds.reading.rows import shown
 
 _COLUMNS = (
     "prompt",

@@ -185,12 +185,12 @@ class _Drafting:
             )
         if method.stores and not kind.indexes:
             raise UsageError(f"drafter {method.drafter} looks nothing up", f"write {method.drafter} without a store")
+        prepared = prepare(method, shared.model, shared.library)
         if method.budget is None and curve is None and kind.drafts:
             raise UsageError(
                 f"{method.name} is to draft as much as pays for itself, and no cost curve is given",
                 "`specds profile --json > C.json` and --cost C.json, or --budget 16",
             )
-        prepared = prepare(method, shared.model, shared.library)
         self._assembly = prepared.assemble(curve)
         self.needs, self.taps = prepared.needs, prepared.taps
         self.passes = NONE if not self.needs else ANSWER if self.needs <= PER_ANSWER else STEP

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from specds.cli.render import counters_row
-from specds.datastore.prompts import BadRow, Prompt
 from specds.errors import InputError, OutputError, SpecdsError
+from specds.reading.prompts import BadRow, Prompt
 
 if TYPE_CHECKING:
     from specds.decode.engine import Answer, Engine

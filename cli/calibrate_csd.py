@@ -49,9 +49,9 @@ def calibrate_csd(
     from specds.calibration.corrections import COUNTING, Calibration, calibrate
     from specds.cli.render import bar, note, table_summary
     from specds.datastore.corrections import read_table
-    from specds.datastore.prompts import read_prompts
     from specds.decode.engine import Engine
     from specds.decode.method import Method
+    from specds.reading.prompts import read_prompts
     from specds.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)

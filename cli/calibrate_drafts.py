@@ -50,13 +50,13 @@ def calibrate_drafts(
 
     from specds.calibration.acceptance import LOOKED_AT, Collected, Nodes, collect, fit
     from specds.cli.render import acceptance_table, bar, note
-    from specds.datastore.prompts import read_prompts
     from specds.datastore.store import provenance
     from specds.decode.auto.acceptance import calibration_path
     from specds.decode.engine import Engine
     from specds.decode.method import Method
     from specds.errors import UsageError
     from specds.files import target_of
+    from specds.reading.prompts import read_prompts
     from specds.sampling import Sampling
 
     if out is None and not store:

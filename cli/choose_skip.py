@@ -32,10 +32,11 @@ def choose_skip(
     """
     from specds.calibration.skipping import choose_skip
     from specds.cli.render import bar, comparison, note
-    from specds.datastore.prompts import Prompt, read_prompts
     from specds.decode.pricing import measurement
     from specds.decode.targets import choose_runtime, make_target
     from specds.errors import InputError, UnsupportedModel
+    from specds.reading.conversation import Conversation
+    from specds.reading.prompts import Prompt, read_prompts
 
     rows = [
         row for row in read_prompts(prompt_file, format=format, prompt_field=prompt_field) if isinstance(row, Prompt)
@@ -49,11 +50,7 @@ def choose_skip(
     runtime = choose_runtime(language_model, runtime)
     with options.reading(language_model):
         target = make_target(language_model, runtime)
-    tokenizer = language_model.tokenizer
-    texts = [
-        tokenizer.prompt(row.turns[0][0]["content"]) if row.raw else tokenizer.chat(list(row.turns[0]))
-        for row in rows[:limit]
-    ]
+    texts = [Conversation(row).tokens(language_model.tokenizer) for row in rows[:limit]]
     curve = measurement.known(target, language_model, runtime)
     with bar("searching", None) as update:
         found = choose_skip(target, texts, tokens, layers, curve, lambda done, total: update(done, total, -1.0))

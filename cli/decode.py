@@ -114,12 +114,12 @@ def decode(
     from specds.cli.config import read_config
     from specds.cli.render import bar, decode_summary, emit, memory_note, note
     from specds.datastore.corrections import read_table
-    from specds.datastore.prompts import BadRow, read_prompts
     from specds.decode.assembly import check_method
     from specds.decode.counters import Counters
     from specds.decode.method import Method
     from specds.decode.verifiers import verifier_name
     from specds.errors import InputError, PromptError, UsageError
+    from specds.reading.prompts import BadRow, read_prompts
     from specds.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)

@@ -41,8 +41,9 @@ def demo(
 
     from specds.caches import cache_directory
     from specds.cli.render import bar, comparison, note, working
-    from specds.datastore.prompts import Prompt, read_prompts
     from specds.datastore.store import create_store, open_store
+    from specds.reading.conversation import Conversation
+    from specds.reading.prompts import Prompt, read_prompts
 
     most = options.budget(budget)
     language_model = options.load(model, None, dtype, device, threads, False)
@@ -93,7 +94,7 @@ def demo(
             engine.answer(asked[0], 8)
         # Interleaved by prompt: every method meets the machine in the same mood.
         for prompt in asked:
-            tokens = language_model.tokenizer.chat(list(prompt.turns[0]))
+            tokens = Conversation(prompt).tokens(language_model.tokenizer)
             began = time.perf_counter()
             text = generate_plain(language_model, tokens, max_new_tokens)
             reference.append((text, time.perf_counter() - began))

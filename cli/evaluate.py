@@ -116,10 +116,10 @@ def _written(
     """The model's own answers, drafted from the store where it has a suffix index."""
     from specds.calibration.answers import Answers, Recorded
     from specds.cli.render import bar
-    from specds.datastore.prompts import Prompt, read_prompts
     from specds.decode.engine import Engine
     from specds.decode.method import Method
     from specds.errors import InputError, PromptError
+    from specds.reading.prompts import Prompt, read_prompts
 
     length = most or _LENGTH
     with options.reading(model):

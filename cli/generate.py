@@ -50,9 +50,9 @@ def generate(
     import time
 
     from specds.cli.render import bar, note
-    from specds.datastore.prompts import BadRow, read_prompts
     from specds.datastore.store import create_store, require_place
     from specds.errors import InputError, UsageError
+    from specds.reading.prompts import BadRow, read_prompts
     from specds.sampling import Sampling
 
     require_place(store)

@@ -48,10 +48,10 @@ def ingest(
     import itertools
 
     from specds.cli.render import bar, note
-    from specds.datastore.examples import count_examples, read_examples
     from specds.datastore.ingestion import ingest as run
     from specds.datastore.store import create_store, require_place
     from specds.errors import InputError
+    from specds.reading.examples import count_examples, read_examples
 
     require_place(store)
     examples = read_examples(

@@ -121,7 +121,7 @@ def run() -> None:
     """Run the command line and exit: 0 ok, 1 failed, 2 usage, 130 interrupted, 141 nobody reads on, 143 terminated."""
     code = 1
     warnings.showwarning = _show_warning
-    _heed_ending()
+    heeded = _heed_ending()
     lend_temporary()
     _shows_tracebacks.set(bool(os.environ.get("SPECDS_DEBUG")))
     try:
@@ -154,6 +154,8 @@ def run() -> None:
         _complain(told.message, told.hint)
         if isinstance(error, OSError):
             _silence(1)
+    for number in heeded:
+        signal.signal(number, signal.SIG_DFL)
     sys.exit(code)
 
 
@@ -183,9 +185,12 @@ def _show_warning(
         _usual_warning(message, category, filename, lineno, file, line)
 
 
-def _heed_ending() -> None:
-    """End at these signals as at Ctrl-C: files are finished or removed, and processes of our own ended."""
+def _heed_ending() -> list[signal.Signals]:
+    """End at these signals as at Ctrl-C: files are finished or removed, and processes of our own ended.
 
+    Returns:
+        those that were not heeded before: nohup has them ignored, and an embedding program may have its own way.
+    """
     ending_since: float | None = None
 
     def end(number: int, frame: object) -> None:
@@ -197,10 +202,11 @@ def _heed_ending() -> None:
             _ended_by.set(number)
             raise KeyboardInterrupt
 
-    for number in _ENDING:
-        # nohup has them ignored, and an embedding program may have its own way.
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, end)
+    _ended_by.set(None)
+    heeded = [number for number in _ENDING if signal.getsignal(number) == signal.SIG_DFL]
+    for number in heeded:
+        signal.signal(number, end)
+    return heeded
 
 
 def _silence(descriptor: int) -> None:

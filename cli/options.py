@@ -255,7 +255,7 @@ def require_stores(paths: Sequence[Path] | None) -> None:
 
 def total(paths: Sequence[str], format: str | None, limit: int | None) -> int | None:
     """How many rows files have, as far as that can be counted; None if it cannot, and there is no limit."""
-    from specds.datastore.rows import count_rows
+    from specds.reading.rows import count_rows
 
     counted = count_rows(paths, format)
     if counted is None or limit is None:
@@ -331,7 +331,7 @@ def recorded(
     """Recorded answers with their prompts; says what they leave to be desired."""
     from specds.calibration.answers import read_answers
     from specds.cli.render import note
-    from specds.datastore.prompts import read_prompts
+    from specds.reading.prompts import read_prompts
 
     asked = read_prompts(prompts, format=format, prompt_field=prompt_field, group_field=group)
     found = read_answers(answers, asked, model.tokenizer, most=most, stop_tokens=model.stop_tokens)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specds.datastore import dense, suffix
 from specds.datastore.manifest import Segment
 from specds.datastore.store import Store
-from specds.errors import CorruptStore
+from specds.errors import CorruptStore, shortage
 
 _CHUNK = 1 << 22  # numbers looked at in one go
 
@@ -32,6 +32,8 @@ def _strange(store: Store) -> Iterator[str]:
         try:
             tokens, positions = suffix.map_segment(store.path / segment.directory, segment)
         except CorruptStore as error:
+            if shortage(error) is not None:
+                raise
             yield error.message
             continue
         yield from _strange_tokens(segment, tokens, store.manifest.vocab_size)
@@ -39,7 +41,7 @@ def _strange(store: Store) -> Iterator[str]:
     for segment in store.manifest.dense:
         try:
             positions, tokens = dense.map_values(store.path / segment.directory, segment.parameters)
-        except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             yield f"{segment.directory}: is not the dense index that the manifest describes: {error!r}"
             continue
         yield from _strange_tokens(segment, tokens, store.manifest.vocab_size)

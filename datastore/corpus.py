@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.datastore.manifest import Identity, Provenance, Shard, SourceCount
-from specds.datastore.parquet_bounds import TooLarge, batch_rows, bounded_batches, column_chunks, open_parquet
 from specds.datastore.store import Store, Writer, provenance, writing
 from specds.errors import CorruptStore, StoreError
 from specds.files import create
 from specds.limits import MAX_ROW
+from specds.parquet_bounds import TooLarge, batch_rows, bounded_batches, column_chunks, open_parquet
 
 _BATCH = 1024
 _FORGED = "restore the store from a copy, or build it again"

@@ -17,11 +17,12 @@ from transformers import LogitsProcessor, StoppingCriteria
 
 from specds.datastore.corpus import Document, add_documents, document_ids
 from specds.datastore.manifest import Identity
-from specds.datastore.prompts import BadRow, Message, Prompt
 from specds.datastore.segments import consolidate
 from specds.datastore.store import Store, require_tokenizer
 from specds.errors import PromptError, UsageError
 from specds.model import LanguageModel
+from specds.reading.conversation import Conversation
+from specds.reading.prompts import BadRow, Prompt
 from specds.reference import PLAIN, until_stop
 from specds.sampling import Noise, Sampling, pick
 
@@ -191,29 +192,27 @@ class _Batch:
 
     def run(self, units: Sequence[_Unit]) -> tuple[list[Document], int, list[BadRow]]:
         """Documents in the order of units and turns; how many prompts were cut; units that failed."""
-        history: dict[str, list[Message]] = {unit.key: [] for unit in units}
         written: dict[str, list[Document]] = {unit.key: [] for unit in units}
         failed: list[BadRow] = []
-        alive = list(units)
+        alive = [(unit, Conversation(unit.prompt)) for unit in units]
         turns = max(len(unit.prompt.turns) for unit in units)
         for turn in range(turns):
-            asked: list[tuple[_Unit, list[int]]] = []
-            for unit in alive:
-                if turn >= len(unit.prompt.turns):
+            asked: list[tuple[_Unit, Conversation, list[int]]] = []
+            for unit, conversation in alive:
+                if conversation.done:
                     continue
-                history[unit.key] += unit.prompt.turns[turn]
                 try:
-                    asked.append((unit, self._encode(unit.prompt, history[unit.key])))
+                    asked.append((unit, conversation, self._encode(conversation)))
                 except PromptError as error:
                     failed.append(BadRow(unit.prompt.id, error))
                     written.pop(unit.key)
-            alive = [unit for unit, _ in asked]
+            alive = [(unit, conversation) for unit, conversation, _ in asked]
             if not asked:
                 break
             self._done, self._part = turn / turns, 1 / turns / len(asked)
-            responses = self._respond_within_context([tokens for _, tokens in asked], [unit.sample for unit in alive])
-            for (unit, prompt), response in zip(asked, responses, strict=True):
-                history[unit.key].append({"role": "assistant", "content": self._model.tokenizer.decode(response)})
+            samples = [unit.sample for unit, _ in alive]
+            responses = self._respond_within_context([tokens for *_, tokens in asked], samples)
+            for (unit, conversation, prompt), response in zip(asked, responses, strict=True):
                 written[unit.key].append(
                     Document(
                         f"{unit.key}.{turn}",
@@ -222,11 +221,11 @@ class _Batch:
                         np.array(response, np.int32),
                     )
                 )
+                conversation.answered(self._model.tokenizer.decode(response))
         return [document for documents in written.values() for document in documents], self._truncated, failed
 
-    def _encode(self, prompt: Prompt, messages: list[Message]) -> list[int]:
-        tokenizer = self._model.tokenizer
-        tokens = tokenizer.prompt(messages[0]["content"]) if prompt.raw else tokenizer.chat(messages)
+    def _encode(self, conversation: Conversation) -> list[int]:
+        tokens = conversation.tokens(self._model.tokenizer)
         if not tokens:
             raise PromptError("the prompt has no tokens", "give it some text")
         most = min(self._options.max_prompt_tokens, self._model.context_length - 1)

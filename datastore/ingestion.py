@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from specds.datastore.corpus import Document, add_documents, document_ids
-from specds.datastore.examples import Example
-from specds.datastore.prompts import BadRow
 from specds.datastore.store import Store, require_tokenizer
 from specds.errors import PromptError
+from specds.reading.examples import Example
+from specds.reading.prompts import BadRow
 from specds.tokenizer import Tokenizer
 
 _SHARD_DOCUMENTS = 4_096
@@ -64,7 +64,6 @@ def ingest(
     documents = tokens = present = truncated = seen = 0
     failed: list[BadRow] = []
     waiting: list[Document] = []
-    stop = getattr(tokenizer.hf, "eos_token_id", None)
     with store.writer() as writer:
         done = document_ids(writer.store)
         twins: Counter[str] = Counter()
@@ -83,7 +82,7 @@ def ingest(
             try:
                 if isinstance(example, BadRow):
                     raise example.error
-                document, cut = _document(example, tokenizer, stop, max_tokens, twins)
+                document, cut = _document(example, tokenizer, max_tokens, twins)
             except PromptError as error:
                 if strict:
                     flush()
@@ -101,13 +100,8 @@ def ingest(
     return IngestionReport(documents, tokens, present, truncated, tuple(failed))
 
 
-def _document(
-    example: Example, tokenizer: Tokenizer, stop: int | None, max_tokens: int, twins: Counter[str]
-) -> tuple[Document, bool]:
-    prompt = tokenizer.chat(example.prompt) if example.prompt else []
-    response = tokenizer.encode(example.response)
-    if example.prompt and stop is not None:
-        response.append(stop)
+def _document(example: Example, tokenizer: Tokenizer, max_tokens: int, twins: Counter[str]) -> tuple[Document, bool]:
+    prompt, response = example.tokens(tokenizer)
     if not response:
         raise PromptError("a document without tokens", "give it some text")
     cut = len(prompt) > max_tokens or len(response) > max_tokens

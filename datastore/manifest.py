@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -236,12 +237,12 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
             raise _FieldError(f"{where or 'the manifest'} is not an object")
-        hints = typing.get_type_hints(kind)
+        made: Any = kind
+        hints = _hints(made)
         missing, unknown = sorted(hints.keys() - value.keys()), sorted(value.keys() - hints.keys())
         if missing or unknown:
             said = f"lacks {', '.join(missing)}" if missing else f"has unknown fields {', '.join(unknown)[:200]}"
             raise _FieldError(f"{where or 'the manifest'} {said}")
-        made: Any = kind
         return made(**{name: _build(hint, value[name], f"{where}.{name}".lstrip(".")) for name, hint in hints.items()})
     if origin is list:
         if not isinstance(value, list):
@@ -256,6 +257,12 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     if kind is int and not 0 <= value < 1 << 62:
         raise _FieldError(f"{where} is out of range")
     return value
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The fields of a class and their types; reading them from annotations takes longer than all checks together."""
+    return typing.get_type_hints(kind)
 
 
 def _check_paths(manifest: Manifest) -> None:

@@ -316,7 +316,7 @@ class Writer:
     def _alone(self, stack: contextlib.ExitStack) -> bool:
         try:
             handle = open_lock(self.path / _READERS, self.path, os.O_RDONLY | os.O_CREAT)
-        except OSError:
+        except (OSError, UnsafeFile):
             return False
         stack.callback(os.close, handle)
         try:
@@ -329,7 +329,8 @@ class Writer:
     def _sweep(self) -> None:
         known = set(self.manifest.files)
         for folder in _OURS:
-            with contextlib.suppress(OSError):
+            # What became a link since the store was opened is left alone; opening it again is refused.
+            with contextlib.suppress(OSError, UnsafeFile):
                 for name in self._names(folder):
                     if not any(one == f"{folder}/{name}" or one.startswith(f"{folder}/{name}/") for one in known):
                         self._drop(self.path / folder / name)
@@ -339,7 +340,7 @@ class Writer:
                 self._drop(self.path / name)
 
     def _drop(self, path: Path) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnsafeFile):
             remove_tree(path, self.path)
 
     def _names(self, folder: str) -> list[str]:

@@ -100,6 +100,19 @@ class SuffixIndex:
         )
         return nodes
 
+    def backoff(
+        self, context: NDArray[np.int64], max_depths: NDArray[np.int64], max_nodes: NDArray[np.int64]
+    ) -> list[tuple[int, int, tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]]]:
+        """Of contexts of three lengths, the longest match first, the counted trees of what follows, in one call.
+
+        Returns:
+            length, occurrences and tree of each, the tree as from `continuations`; `suffix_lookup.backoff_trees` says
+            which contexts they are.
+        """
+        from specds.datastore.suffix_lookup import backoff_trees
+
+        return backoff_trees(self.parts, context, max_depths, max_nodes)
+
     def places(self, match: Match, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Some of a match's occurrences, spread evenly over all of them in the order of segments and ranks.
 

@@ -140,6 +140,40 @@ def continuation_tree(
     return tree
 
 
+def backoff_trees(
+    parts: Parts,
+    context: npt.NDArray[np.integer[Any]] | Sequence[int],
+    max_depths: npt.NDArray[np.int64],
+    max_nodes: npt.NDArray[np.int64],
+    min_share: int = 256,
+) -> list[tuple[int, int, Tree]]:
+    """What followed the end of a text, by contexts of three lengths, in one call.
+
+    They are the longest match of `context`; a suffix of half its length, of 2 to 4 tokens, where it has 3 or more; and
+    the last token alone, where it has 2 or more.
+
+    Args:
+        parts: where to look.
+        context: integers [m], as for `longest_match`; all of it matters.
+        max_depths: int64[3], longest path of each tree.
+        max_nodes: int64[3], most nodes of each.
+        min_share: as for `continuation_tree`, which says what the trees are.
+
+    Returns:
+        length, occurrences and tree of each; length 0 and an empty tree for one that is not there.
+    """
+    query = np.array(context, np.int64)
+    (tokens, parents, counts), ends, lengths, totals = _backoff_trees(
+        parts.table, query, max_depths, max_nodes, min_share
+    )
+    trees: list[tuple[int, int, Tree]] = []
+    start = 0
+    for end, length, total in zip(ends.tolist(), lengths.tolist(), totals.tolist(), strict=True):
+        trees.append((length, total, (tokens[start:end], parents[start:end], counts[start:end])))
+        start = end
+    return trees
+
+
 def _plain(array: Array, expected: tuple[type, type]) -> Array:
     if array.dtype not in expected or array.ndim != 1:
         raise TypeError(
@@ -588,3 +622,32 @@ def _continuation_tree(
         if head == max_nodes:
             break
     return node_tokens[:head], parents[:head], counts[:head]
+
+
+@compiled
+def _backoff_trees(table: Array, query: Array, max_depths: Array, max_nodes: Array, min_share: int) -> Any:
+    """`backoff_trees`: the nodes of all trees, one after the other; of each tree its end, length and occurrences."""
+    lengths, totals, ends = np.zeros(3, np.int64), np.zeros(3, np.int64), np.zeros(3, np.int64)
+    room = max_nodes.sum()
+    tokens, parents, counts = np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int64)
+    filled = 0
+    longest = 0
+    for number in range(3):
+        size = query.size
+        if number == 1:
+            size = 0 if longest < 3 else min(max(2, longest // 2), 4)
+        elif number == 2:
+            size = 1 if longest > 1 else 0
+        if size > 0:
+            length, ranges = _longest_match(table, query[query.size - size :], 1)
+            if number == 0:
+                longest = length
+            if length > 0:
+                lengths[number] = length
+                totals[number] = (ranges[:, 1] - ranges[:, 0]).sum()
+                tree = _continuation_tree(table, length, ranges, max_depths[number], max_nodes[number], min_share)
+                end = filled + len(tree[0])
+                tokens[filled:end], parents[filled:end], counts[filled:end] = tree
+                filled = end
+        ends[number] = filled
+    return (tokens, parents, counts), ends, lengths, totals

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specds.decode.trie import descend, new_trie
 from specds.errors import CorruptStore
 from specds.jit import compiled
 
@@ -31,12 +32,12 @@ class Origin:
 
     Attributes:
         sources: those that the drafter has.
-        source: int8[n], which of them proposed a node.
+        source: int8[n] or int16[n], which of them proposed a node.
         place: int32[n], the position in the text so far that the token was copied from; -1: from nowhere in it.
     """
 
     sources: tuple[Source, ...]
-    source: NDArray[np.int8]
+    source: NDArray[np.int8] | NDArray[np.int16]
     place: NDArray[np.int32]
 
     @classmethod
@@ -237,57 +238,57 @@ def merge(
 
 @compiled
 def _merge(flat: Any, ends: Any, weights: Any, budget: int) -> Any:
-    """Tokens, parents, scores and the places in `flat` of the nodes that are kept."""
-    most = len(flat)
-    token, parent, depth = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.int32)
-    mass, first = np.zeros(most), np.empty(most, np.int64)
-    child, sibling = np.full(most + 1, -1, np.int32), np.full(most, -1, np.int32)
-    count, start, deepest = 0, 0, 0
+    """The tree of some paths, cut to a budget.
+
+    Args:
+        flat: int32[m], the paths, one after the other.
+        ends: int64[paths], where each ends.
+        weights: float64[paths].
+
+    Returns:
+        tokens int32[n], parents int32[n], scores float32[n], and where in `flat` each node stood first, int64[n].
+    """
+    trie = new_trie(1, len(flat))
+    first = np.empty(len(flat) + 1, np.int64)
+    start = 0
     for path in range(len(ends)):
-        node = -1
+        node = 0
         for at in range(start, ends[path]):
-            found, last = child[node + 1], -1
-            while found >= 0 and token[found] != flat[at]:
-                last, found = found, sibling[found]
-            if found < 0:
-                found = count
-                count += 1
-                token[found], parent[found], first[found] = flat[at], node, at
-                depth[found] = 1 if node < 0 else depth[node] + 1
-                deepest = max(deepest, depth[found])
-                if last < 0:
-                    child[node + 1] = found
-                else:
-                    sibling[last] = found
-            mass[found] += weights[path]
-            node = found
+            known = trie.size[0]
+            node = descend(trie, node, flat[at])
+            if node == known:
+                first[node] = at
+            trie.weight[node] += weights[path]
         start = ends[path]
-    total = weights.sum()
-    score, chance = np.empty(count, np.float32), np.empty(count)
-    for node in range(count):
-        above = total if parent[node] < 0 else mass[parent[node]]
-        score[node] = mass[node] / (above + 1.0)
-        chance[node] = float(score[node]) * (1.0 if parent[node] < 0 else chance[parent[node]])
+    trie.weight[0] = weights.sum()
+    return _best_of(trie, first, budget)
+
+
+@compiled
+def _best_of(trie: Any, first: Any, budget: int) -> Any:
+    """The `budget` likeliest nodes of a trie of one root, as `_merge` returns them."""
+    count = trie.size[0]
+    score, chance, depth = np.zeros(count, np.float32), np.ones(count), np.zeros(count, np.int64)
+    for node in range(1, count):
+        above = trie.parent[node]
+        score[node] = trie.weight[node] / (trie.weight[above] + 1.0)
+        chance[node] = float(score[node]) * chance[above]
+        depth[node] = depth[above] + 1
     # By depth, then as proposed; a stable sort by chance after that settles ties as they should be.
-    level, filled = np.empty(count, np.int64), 0
-    for at in range(1, deepest + 1):
-        for node in range(count):
-            if depth[node] == at:
-                level[filled] = node
-                filled += 1
+    level = np.argsort(depth, kind="mergesort")[1:]
     best = np.argsort(-chance[level], kind="mergesort")[:budget]
     taken = np.zeros(count, np.bool_)
     for rank in best:
         taken[level[rank]] = True
     size = len(best)
     tokens, parents = np.empty(size, np.int32), np.empty(size, np.int32)
-    scores, places, renumber = np.empty(size, np.float32), np.empty(size, np.int64), np.full(count + 1, -1, np.int32)
+    scores, places, renumber = np.empty(size, np.float32), np.empty(size, np.int64), np.full(count, -1, np.int32)
     filled = 0
-    for one in level:
-        if taken[one]:
-            tokens[filled], scores[filled], places[filled] = token[one], score[one], first[one]
-            parents[filled] = renumber[parent[one] + 1]
-            renumber[one + 1] = filled
+    for node in level:
+        if taken[node]:
+            tokens[filled], scores[filled], places[filled] = trie.token[node], score[node], first[node]
+            parents[filled] = renumber[trie.parent[node]]
+            renumber[node] = filled
             filled += 1
     return tokens, parents, scores, places
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from specds.datastore.corrections import Pair
 from specds.datastore.manifest import Identity
-from specds.datastore.prompts import Message, Prompt
 from specds.datastore.store import Store
 from specds.decode.assembly import Assembly, check_method, drafter_class, prepare
 from specds.decode.contracts import Drafter, Step, Target, Use, Verifier
@@ -24,6 +23,8 @@ from specds.decode.verifiers import make_verifier
 from specds.decode.verifiers.csd import Memory
 from specds.errors import PromptError, UsageError
 from specds.model import LanguageModel
+from specds.reading.conversation import Conversation
+from specds.reading.prompts import Prompt
 from specds.sampling import Noise, Sampling
 
 
@@ -228,14 +229,11 @@ class Engine:
         Raises:
             PromptError: a turn that has no tokens, is too long, or that the chat template refuses.
         """
-        history: list[Message] = []
+        conversation = Conversation(prompt)
         turns = []
-        for messages in prompt.turns:
-            history += messages
-            tokenizer = self.model.tokenizer
-            tokens = tokenizer.prompt(history[0]["content"]) if prompt.raw else tokenizer.chat(history)
-            turns.append(self._turn(tokens, max_new_tokens))
-            history.append({"role": "assistant", "content": turns[-1].text})
+        while not conversation.done:
+            turns.append(self._turn(conversation.tokens(self.model.tokenizer), max_new_tokens))
+            conversation.answered(turns[-1].text)
         return Answer(prompt.id, tuple(turns))
 
     def _turn(self, prompt: list[int], max_new_tokens: int) -> Turn:

@@ -135,7 +135,8 @@ def shortage(error: BaseException) -> ResourceError | None:
     while cause is not None:
         if what := _short_of(cause):
             lack, hint = what
-            return ResourceError(lack if said == type(error).__name__ else f"{lack}: {said}", hint)
+            where = cause.filename if isinstance(cause, OSError) and cause.filename else said
+            return ResourceError(lack if where == type(error).__name__ else f"{lack}: {where}", hint)
         cause = cause.__cause__ or cause.__context__
     return None
 

@@ -34,6 +34,14 @@ def compiled(function: F) -> F:
     return cast(F, _cached(numba.njit(nogil=True)(function), function))
 
 
+def compiled_inside(function: F) -> F:
+    """The same for functions that compiled ones call often: no references are counted, which costs more than they do.
+
+    Such a function makes no array and returns none, slices included; the first is refused, the second is not.
+    """
+    return cast(F, numba.njit(cache=True, nogil=True, _nrt=False)(function))
+
+
 def compiled_loosely(function: F) -> F:
     """The same with sums and maxima in any order, so that they run many numbers at a time.
 

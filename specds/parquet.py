@@ -69,5 +69,6 @@ def fits(value: Any, kind: Any) -> bool:
         top = 1 << kind.bit_width - 1
         return isinstance(value, int) and not isinstance(value, bool) and -top <= value < top
     if pa.types.is_floating(kind):
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
+        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
+        return number and float(value) == value
     return isinstance(value, str) and is_unicode(value)

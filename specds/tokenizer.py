@@ -28,6 +28,12 @@ class Tokenizer:
     vocab_size: int
     hf: Any
 
+    @property
+    def end(self) -> int | None:
+        """The token that ends a text; None if there is none."""
+        end = getattr(self.hf, "eos_token_id", None)
+        return None if end is None else int(end)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, without special tokens.
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = typer.main.get_command(app)
-FOLDERS = ("bench", "calibration", "cli", "datastore", "decode", "docs", "specds", "tests")
+FOLDERS = ("bench", "calibration", "cli", "datastore", "decode", "docs", "reading", "specds", "tests")
 # A file of the repository; not one of an older commit, as in `git show 1234abc:bench/old.py`.
 NAMED_FILE = re.compile(r"(?<![\w/:~.])(?:" + "|".join(FOLDERS) + r")/[\w/]+\.(?:py|md|json)")
 # The file that "How to add a drafter" tells its reader to write.

@@ -11,10 +11,11 @@ import specds
 
 ROOT = Path(__file__).parents[1]
 BELOW = {
-    "cli": {"decode", "calibration", "datastore"},
-    "calibration": {"decode", "datastore"},
-    "decode": {"datastore"},
-    "datastore": set[str](),
+    "cli": {"decode", "calibration", "datastore", "reading"},
+    "calibration": {"decode", "datastore", "reading"},
+    "decode": {"datastore", "reading"},
+    "datastore": {"reading"},
+    "reading": set[str](),
     "specds": set[str](),
 }
 

@@ -14,12 +14,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import IO, Any, Protocol
 
-from specds.datastore.prompts import Message, Prompt
 from specds.decode.contracts import Step
 from specds.decode.counters import Counters
 from specds.decode.engine import Engine, Turn
 from specds.errors import PeerError, PromptError
 from specds.model import LanguageModel
+from specds.reading.conversation import Conversation
+from specds.reading.prompts import Prompt
 from specds.reference import until_stop
 
 _MOST_LINE = 1 << 26
@@ -207,25 +208,24 @@ class Peer:
 
     def answer(self, prompt: Prompt, max_new_tokens: int) -> Measured:
         """See `Contender.answer`. Its clock is ours: what it says of its own time is only compared with it."""
-        history: list[Message] = []
+        conversation = Conversation(prompt)
         turns: list[Turn] = []
         claimed: list[Any] = []
         passes: list[Any] = []
         tokenizer = self._model.tokenizer
         began = perf_counter()
-        for number, messages in enumerate(prompt.turns):
-            history += messages
-            tokens = tokenizer.prompt(history[0]["content"]) if prompt.raw else tokenizer.chat(history)
+        while not conversation.done:
+            tokens, raw_text = conversation.tokens(tokenizer), conversation.raw_text
             longest = min(max_new_tokens, self._model.context_length - len(tokens))
             if longest < 1:
                 raise PromptError(f"the prompt has {len(tokens):,} tokens, which leave no room", "shorten it")
             request = {
-                "id": f"{prompt.id}/{number}",
+                "id": f"{prompt.id}/{conversation.turn}",
                 "peer": self.name,
-                "turn": number,
+                "turn": conversation.turn,
                 "tokens": tokens,
-                "text": history[0]["content"] if prompt.raw else tokenizer.hf.decode(tokens),
-                **({} if prompt.raw else {"messages": list(history)}),
+                "text": tokenizer.hf.decode(tokens) if raw_text is None else raw_text,
+                **({"messages": list(conversation.messages)} if raw_text is None else {}),
                 "max_new_tokens": longest,
                 "stop_tokens": sorted(self._model.stop_tokens),
             }
@@ -239,7 +239,7 @@ class Peer:
             stopped = written[-1] in self._model.stop_tokens
             reason = "stop" if stopped else "length" if longest == max_new_tokens else "context"
             turns.append(Turn(text, tuple(written), reason, tuple(tokens), ()))
-            history.append({"role": "assistant", "content": text})
+            conversation.answered(text)
         seconds = perf_counter() - began
         known = all(isinstance(one, int | float) and one >= 0 for one in claimed)
         counted = all(isinstance(one, int) and one > 0 for one in passes)

@@ -302,7 +302,7 @@ def _damaged(path: Path, why: str) -> InputError:
 def _row_problem(row: Any) -> str | None:
     """What makes a row invalid: a bench did not write it so."""
     kinds = {field.name: field.type for field in results_schema()}
-    if not isinstance(row, dict) or row.keys() - kinds.keys():
+    if not isinstance(row, dict) or row.keys() != kinds.keys():
         return "a row is not one of a bench"
     failed = row.get("error") is not None
     for name, kind in kinds.items():

@@ -20,7 +20,6 @@ from specds.calibration.bench.judge import NEAR_TIE, compare_texts, problems_of,
 from specds.calibration.bench.report import report
 from specds.calibration.bench.results import FORMAT, REPORT, SUMMARY, Results, Row, open_results
 from specds.calibration.trace import trace_row
-from specds.datastore.prompts import BadRow, Prompt, read_prompts
 from specds.datastore.store import provenance
 from specds.decode.pricing import measurement
 from specds.decode.pricing.curve import CostCurve
@@ -28,6 +27,7 @@ from specds.decode.targets import choose_runtime, make_target
 from specds.errors import InputError, PeerError, PromptError
 from specds.files import sha256
 from specds.model import LanguageModel
+from specds.reading.prompts import BadRow, Prompt, read_prompts
 from specds.sampling import Sampling
 from specds.version import __version__
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from specds.decode.auto.expansion import FEATURES, Ensemble
+from specds.decode.auto.features import FEATURES
+from specds.decode.auto.probability import Ensemble
 from specds.errors import InputError, OutputError
 from specds.files import write_atomically
 

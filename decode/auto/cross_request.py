@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from specds.decode.auto.acceptance import Acceptance, shipped
-from specds.decode.auto.expansion import DENSE, MODEL
+from specds.decode.auto.features import DENSE, MODEL
 from specds.decode.auto.feedback import Feedback
-from specds.decode.auto.ngrams import Followers, Rows
+from specds.decode.auto.ngrams import Followers, Likeliest
 from specds.decode.pricing.benefit import Benefit
 from specds.decode.pricing.curve import Prices
 
@@ -39,7 +39,7 @@ class CrossRequest:
         """Of asking each source that takes long."""
         self.draft_benefit = Benefit(DRAFTING_TRIALS, DRAFTING_PAUSE)
         """Of drafting at all."""
-        self.answers, self.rows = Followers(), Rows()
+        self.answers, self.likeliest = Followers(), Likeliest()
         """Counts over earlier answers, and rows of likeliest tokens of all requests."""
         self.drafting = 0.0
         """Seconds that drafting takes a step, lately."""

@@ -1,38 +1,35 @@
-"""Auto: one tree from every source there is, each node for what it is worth."""
+"""Auto: one tree from every source there is, each node by its calibrated probability."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specds.decode.auto.acceptance import choose_acceptance
 from specds.decode.auto.cross_request import CrossRequest
-from specds.decode.auto.expansion import (
+from specds.decode.auto.expansion import Grown, Limits, grow
+from specds.decode.auto.features import (
+    ALTERNATIVES,
     CONTEXT,
     DENSE,
-    GUESS,
     MODEL,
     ORIGINS,
     RECYCLING,
     SESSION,
     SOURCES,
     SUFFIX,
-    SUFFIX_TRIES,
-    Branches,
-    Grown,
-    Known,
-    grow,
-    make_tries,
 )
 from specds.decode.auto.feedback import Feedback, reached
-from specds.decode.auto.lookups import neighbours, suffix_trees
-from specds.decode.auto.ngrams import REACH, Followers, Rows
+from specds.decode.auto.lookups import SuffixLookup, neighbours
+from specds.decode.auto.ngrams import REACH, Followers, Likeliest
+from specds.decode.auto.sources import Known, Picked
+from specds.decode.auto.tries import DENSE_TRIE, MODEL_TRIE, Continuations, all_trees
 from specds.decode.contracts import NO_RESOURCES, Drafter, Resources, Signal, Step, Use
 from specds.decode.draft import Draft, Origin, empty
 from specds.decode.pricing.curve import Prices
@@ -42,17 +39,35 @@ from specds.errors import UsageError
 from specds.jit import compiled
 
 # More is forgotten: some 100 MB.
-_SESSION_CONTEXTS, _SESSION_ROWS = 1 << 19, 1 << 18
+_MOST_ANSWER_CONTEXTS, _MOST_LIKELIEST = 1 << 19, 1 << 18
 # A source of which the offset at depth 1 is below this is asked now and then only.
 _MUTED, _EVERY = -2.5, 16
 # Drafting that takes less than this share of a plain step is always done.
 _CHEAP = 0.02
+# How fast the time that drafting takes is learned, and the longest time of a step that counts.
+_DRAFTING_RATE, _LONGEST_DRAFTING = 0.05, 0.005
 _CONTEXT_STEP = 64
 # Nodes that are less likely to be accepted are not gone into.
 _FLOOR = 0.004
-_SURE = 30.0
-_EMPTY = np.empty(0, np.int32)
-_NO_GAPS = np.empty(0, np.float32)
+_LARGEST_MARGIN = 30.0
+_NOTHING_PICKED = Picked(np.empty(0, np.int32), np.empty(0, np.float32), 0.0, 0.0)
+
+
+class _Trial(NamedTuple):
+    """A source that was asked after the tree was grown without it.
+
+    Attributes:
+        source: which.
+        kind: of the step, by what was expected without it.
+        grown, before: the tree with it and without it.
+        seconds: that asking took.
+    """
+
+    source: int
+    kind: int
+    grown: Grown
+    before: Grown
+    seconds: float
 
 
 class Auto(Drafter):
@@ -85,17 +100,19 @@ class Auto(Drafter):
         self._shared = resources.shared or CrossRequest()
         self._ensemble = self._shared.acceptance.ensemble
         left_out = sources_of(options.without)
-        self._suffix = resources.suffix if SUFFIX not in left_out else ()
+        suffix = resources.suffix if SUFFIX not in left_out else ()
+        self._suffix = SuffixLookup(suffix, options.max_match)
         self._dense = resources.dense if DENSE not in left_out else ()
         self._draft_model = resources.draft_model if MODEL not in left_out else None
-        always = {CONTEXT, RECYCLING, GUESS} | ({SUFFIX} if self._suffix else set())
         self._learning = self._shared.curve is not None
         self._session = shares_session(options.session, self._learning) and SESSION not in left_out
-        self._active = {*always, *([SESSION] if self._session else [])} - left_out
+        there = {SESSION: self._session, SUFFIX: suffix, DENSE: self._dense, MODEL: self._draft_model}
+        self._active = {CONTEXT, RECYCLING, ALTERNATIVES, *(source for source, one in there.items() if one)} - left_out
         self.needs = frozenset({Signal.TREE_TOPK, Signal.TREE_GAPS}) | (
             frozenset({Signal.HIDDEN}) if self._dense else frozenset()
         )
-        self._credit = np.full(len(self._suffix), 0.5)
+        self.asked: dict[str, float] = {}
+        """Seconds that each source took for the last draft; `tree` is what the others take together."""
         self._feedback = self._shared.feedback if self._learning else Feedback()
         self._begin(())
 
@@ -109,20 +126,19 @@ class Auto(Drafter):
     def _begin(self, prompt: Sequence[int]) -> None:
         self._context = Context(prompt)
         self._followers = Followers()
-        if len(self._shared.rows) > _SESSION_ROWS:
-            self._shared.rows = Rows()
-        self._rows = self._shared.rows if self._session else Rows()
+        if len(self._shared.likeliest) > _MOST_LIKELIEST:
+            self._shared.likeliest = Likeliest()
+        self._likeliest = self._shared.likeliest if self._session else Likeliest()
         self._followers.extend(self._context.tokens, min(1, len(prompt)))
-        self._guesses = _EMPTY, _NO_GAPS
-        self._sureness = 0.0, 0.0
+        self._picked = _NOTHING_PICKED
         self._hidden: NDArray[np.float32] | None = None
         self.grown: Grown | None = None
-        self._trials: list[tuple[int, int, Grown, Grown, float]] = []
-        self._tops: list[tuple[int, int]] = []
+        self._trials: list[_Trial] = []
         self._steps = 0
         self._counted = len(prompt)
         self._observing = 0.0
-        self._nearness = 0.0, 0.0
+        # Of the dense index's best neighbour: its similarity, and by how much the second is less similar.
+        self._similarity = 0.0, 0.0
         self._cost, self._cost_at = np.ones(self._shared.most + 2), -1
         if not self._learning:
             self._feedback = Feedback()
@@ -130,6 +146,7 @@ class Auto(Drafter):
     def start(self, prompt: Sequence[int]) -> None:
         """See `Drafter.start`."""
         self._begin(prompt)
+        self._suffix.skip()
         self._feedback.start()
         self._shared.start()
 
@@ -144,9 +161,9 @@ class Auto(Drafter):
         ids, gaps = step.signals[Signal.TREE_TOPK], step.signals[Signal.TREE_GAPS]
         draft = step.draft
         if grown is not None or not self._steps:
-            self._rows.keep(self._context.tokens, draft.tokens, draft.parents, ids, gaps)
+            self._likeliest.record(self._context.tokens, draft.tokens, draft.parents, ids, gaps)
         row = 0 if len(step.tokens) == 1 else step.path[len(step.tokens) - 2] + 1
-        self._look(ids[row], gaps[row], step.tokens[-1])
+        self._picked = Picked(*_picked(ids[row], gaps[row], step.tokens[-1]))
         length = len(self._context.tokens)
         self._context.extend(step.tokens)
         if self._session:
@@ -156,14 +173,9 @@ class Auto(Drafter):
         self._steps += 1
         self._observing = perf_counter() - began
 
-    def _look(self, ids: NDArray[np.int32], gaps: NDArray[np.float32], picked: int) -> None:
-        """What the distribution that the last token was picked from says beside it."""
-        others, further, lead, entropy = _beside(ids, gaps, picked)
-        self._guesses, self._sureness = (others, further), (lead, entropy)
-
     def _remember(self, length: int, index: int) -> None:
         """Earlier answers: the table of them takes in each token as it is committed."""
-        if index == 0 and len(self._shared.answers) > _SESSION_CONTEXTS:
+        if index == 0 and len(self._shared.answers) > _MOST_ANSWER_CONTEXTS:
             self._shared.answers = Followers()
         text = self._context.tokens
         begin = max(0, length - REACH)
@@ -173,110 +185,101 @@ class Auto(Drafter):
         """The part of the merged tree that makes most expected tokens per second."""
         began = perf_counter()
         most = min(budget, self._shared.most)
-        # Seconds of each source; `tree` is what those take together that are not named.
-        self.asked = asking = dict[str, float]()
+        self.asked = {}
         self._trials = []
         if most < 1:
             return empty()
-        cost = self._costs(most)
-        dear = self._learning and self._shared.drafting > _CHEAP * cost[1]
-        if dear and not self._shared.draft_benefit.decide(0):
+        limits = Limits(self._costs(most), most, _FLOOR)
+        expensive = self._learning and self._shared.drafting > _CHEAP * limits.cost[1]
+        if expensive and not self._shared.draft_benefit.decide(0):
             return empty()
         self._followers.extend(self._context.tokens, self._counted)
         self._counted = len(self._context.tokens)
-        trees = self._suffix_trees()
+        trees = dict(self._ask_suffix())
         asked = perf_counter()
-        if self._suffix:
-            asking["suffix"] = asked - began
+        if len(self._suffix):
+            self.asked[SOURCES[SUFFIX]] = asked - began
         at_once = bool(self._dense) and self._learning and self._shared.benefit[DENSE].trust()
         if at_once:
-            trees = {**trees, **self._near(most)}
-            asking[SOURCES[DENSE]] = perf_counter() - asked
+            trees |= self._ask_dense()
+            self.asked[SOURCES[DENSE]] = perf_counter() - asked
             asked = perf_counter()
-        grown = self._grow(trees, cost, most)
+        grown = self._grow(trees, limits)
         tree = perf_counter() - asked
-        for source, ask in ((DENSE, self._near), (MODEL, self._say)):
-            if not (self._dense if source == DENSE else self._draft_model) or (source == DENSE and at_once):
-                continue
-            benefit = self._shared.benefit[source]
-            kind = benefit.kind(grown.expected)
-            if self._learning and not benefit.decide(kind):
-                continue
-            asked = perf_counter()
-            found = ask(most)
-            trees = {**trees, **found}
-            better = self._grow(trees, cost, most) if found else grown
-            seconds = perf_counter() - asked
-            self._trials.append((source, kind, better, grown, seconds))
-            grown = better
-            asking[SOURCES[source]] = seconds
-        asking["tree"] = tree + self._observing
+        if self._dense and not at_once:
+            grown = self._try(DENSE, grown, trees, limits)
+        if self._draft_model is not None:
+            grown = self._try(MODEL, grown, trees, limits)
+        self.asked["tree"] = tree + self._observing
         self.grown = grown
         if self._learning:
             spent = perf_counter() - began + self._observing
-            self._shared.drafting += 0.05 * (min(spent, 0.005) - self._shared.drafting)
+            self._shared.drafting += _DRAFTING_RATE * (min(spent, _LONGEST_DRAFTING) - self._shared.drafting)
         return _draft(grown)
 
+    def _try(self, source: int, grown: Grown, trees: dict[int, Continuations], limits: Limits) -> Grown:
+        """The tree with a source that takes long, or as it is where asking does not pay; `trees` takes in what it says.
+
+        What asking brought is known when the step is observed.
+        """
+        benefit = self._shared.benefit[source]
+        kind = benefit.kind(grown.expected)
+        if self._learning and not benefit.decide(kind):
+            return grown
+        asked = perf_counter()
+        new = self._ask_dense() if source == DENSE else self._ask_model(limits.most)
+        trees |= new
+        better = self._grow(trees, limits) if new else grown
+        seconds = perf_counter() - asked
+        self._trials.append(_Trial(source, kind, better, grown, seconds))
+        self.asked[SOURCES[source]] = seconds
+        return better
+
     def _costs(self, most: int) -> NDArray[np.float64]:
-        """float64[most + 2]: seconds of a step over n rows, drafting included; 1 each where nothing is weighed."""
+        """float64[most + 2]: seconds of a step over n query tokens, with drafting; 1 each where nothing is weighed."""
         context = len(self._context.tokens)
         curve = self._shared.curve
         if curve is None:
             return self._cost
         if self._cost_at < 0 or abs(context - self._cost_at) > _CONTEXT_STEP:
             self._cost, self._cost_at = curve.at(context) + self._shared.drafting, context
-            # More rows than a node each are never needed, and entries are asked for one behind the last.
+            # More query tokens than a node each are never needed, and entries are asked for one after the last.
             self._cost = np.append(self._cost, self._cost[-1])
         return self._cost
 
-    def _grow(self, trees: dict[int, tuple[Branches, float, int]], cost: NDArray[np.float64], most: int) -> Grown:
-        similarity, margin = self._nearness
-        active = sum(1 << source for source in self._active)
-        known = Known(self._followers.rows, self._shared.answers.rows, self._rows.keys, self._rows.ids, self._rows.gaps)
-        return grow(
-            self._context.tokens,
-            known,
-            make_tries(trees, similarity, margin),
-            self._guesses,
-            self._sureness,
-            self._ensemble,
-            self._feedback.offsets,
-            active,
-            cost,
-            most,
-            _FLOOR,
+    def _grow(self, trees: Mapping[int, Continuations], limits: Limits) -> Grown:
+        known = Known(
+            sum(1 << source for source in self._active),
+            self._followers.rows,
+            self._shared.answers.rows,
+            self._likeliest.rows,
+            self._picked,
+            all_trees(trees),
+            *self._similarity,
         )
+        return grow(self._context.tokens, known, self._ensemble, self._feedback.offsets, limits)
 
-    def _suffix_trees(self) -> dict[int, tuple[Branches, float, int]]:
-        """The trees of the store that has served best so far, of those the one with the longest match."""
-        self._tops = []
-        if SUFFIX not in self._active:
-            return {}
+    def _ask_suffix(self) -> Mapping[int, Continuations]:
+        """The trees of the store that has served best so far; a source that is muted is asked now and then."""
         muted = self._feedback.offsets[SUFFIX, 0] < _MUTED
-        if muted and self._steps % _EVERY:
+        if SUFFIX not in self._active or (muted and self._steps % _EVERY):
+            self._suffix.skip()
             return {}
-        tail = self._context.tokens[-self._options.max_match :]
-        found = [suffix_trees(index.parts, tail) for index in self._suffix]
-        best = 0
-        if len(found) > 1:
-            self._tops = [(number, int(one[0][0][0][0])) for number, one in enumerate(found) if one]
-            values = [float(self._credit[n]) * min(one[0][2], 8) if one else 0.0 for n, one in enumerate(found)]
-            best = int(np.argmax(values))
-        return found[best]
+        return self._suffix.ask(self._context.tokens)
 
-    def _near(self, most: int) -> dict[int, tuple[Branches, float, int]]:
+    def _ask_dense(self) -> Mapping[int, Continuations]:
         """Continuations of the nearest states' neighbours, as a tree."""
         if self._hidden is None:
             return {}
         last = int(self._context.tokens[-1])
-        near = neighbours(self._dense, self._hidden, last, self._options.neighbours, self._options.length)
-        if near is None:
+        nearest = neighbours(self._dense, self._hidden, last, self._options.neighbours, self._options.length)
+        if nearest is None:
             return {}
-        self._nearness = near.similarity, near.margin
-        return {SUFFIX_TRIES: (near.branches, near.weight, 0)}
+        self._similarity = nearest.similarity, nearest.margin
+        return {DENSE_TRIE: nearest.continuations}
 
-    def _say(self, most: int) -> dict[int, tuple[Branches, float, int]]:
-        """What the draft model writes."""
+    def _ask_model(self, most: int) -> Mapping[int, Continuations]:
+        """What the draft model generates."""
         if self._draft_model is None:
             return {}
         text = self._context.tokens.tolist()
@@ -284,34 +287,38 @@ class Auto(Drafter):
         if not tokens:
             return {}
         chain = np.arange(-1, len(tokens) - 1, dtype=np.int32)
-        branches = np.array(tokens, np.int32), chain, np.array(scores, np.float64)
-        return {SUFFIX_TRIES + 1: (branches, 1.0, 0)}
+        return {MODEL_TRIE: Continuations(np.array(tokens, np.int32), chain, np.array(scores, np.float64), 1.0)}
 
     def _judge(self, grown: Grown, committed: NDArray[np.int64]) -> None:
         """The benefit of drafting, that of asking the sources that take long, and which store was right."""
+        cost = self._cost
         if self._learning:
-            saved = reached(grown, committed) * self._cost[1] - (self._cost[1 + grown.chosen] - self._cost[1])
+            saved = reached(grown, committed) * cost[1] - (cost[1 + grown.chosen] - cost[1])
             self._shared.draft_benefit.observe(0, float(saved), self._shared.drafting)
         for source, kind, better, before, seconds in self._trials:
             tokens = reached(better, committed) - reached(before, committed)
-            cost = self._cost
             plain = float(cost[1]) / max(before.expected, 1.0)
             rows = float(cost[1 + better.chosen] - cost[1 + before.chosen])
             self._shared.benefit[source].observe(kind, tokens * plain - rows, seconds)
-        for number, token in self._tops:
-            self._credit[number] += 0.1 * (float(token == committed[0]) - self._credit[number])
+        self._suffix.observe(int(committed[0]))
 
 
 @compiled
-def _beside(ids: Any, gaps: Any, picked: int) -> Any:
-    """The likeliest tokens but the one that was picked, their gaps, and lead and entropy of them all."""
+def _picked(ids: Any, gaps: Any, picked: int) -> Any:
+    """`Picked` as a plain tuple.
+
+    Args:
+        ids: int32[TOP], likeliest first; -1 after the last.
+        gaps: float32[TOP], by how much each one's logit is below the first's.
+        picked: the token that was picked.
+    """
     others, further = np.empty(len(ids), np.int32), np.empty(len(ids), np.float32)
-    count, mass, weighted, lead = 0, 0.0, 0.0, _SURE
+    count, mass, weighted, margin = 0, 0.0, 0.0, _LARGEST_MARGIN
     for rank in range(len(ids)):
         if ids[rank] < 0:
             break
         if rank == 1:
-            lead = min(float(gaps[rank]), _SURE)
+            margin = min(float(gaps[rank]), _LARGEST_MARGIN)
         weight = np.exp(-float(gaps[rank]))
         mass += weight
         weighted += weight * float(gaps[rank])
@@ -319,7 +326,7 @@ def _beside(ids: Any, gaps: Any, picked: int) -> Any:
             others[count], further[count] = ids[rank], gaps[rank]
             count += 1
     # Σ w (log Σ w + gap) / Σ w
-    return others[:count], further[:count], lead, np.log(mass) + weighted / mass
+    return others[:count], further[:count], margin, np.log(mass) + weighted / mass
 
 
 def sources_of(text: str) -> set[int]:
@@ -328,12 +335,11 @@ def sources_of(text: str) -> set[int]:
     Raises:
         UsageError: there is no such source.
     """
-    found = set()
-    for name in filter(None, text.split("+")):
+    names = [name for name in text.split("+") if name]
+    for name in names:
         if name not in SOURCES:
             raise UsageError(f"no source {name!r}", f"one of {', '.join(SOURCES)}")
-        found.add(SOURCES.index(name))
-    return found
+    return {SOURCES.index(name) for name in names}
 
 
 def shares_session(text: str, learning: bool) -> bool:
@@ -342,10 +348,10 @@ def shares_session(text: str, learning: bool) -> bool:
     Raises:
         UsageError: neither yes, no nor auto.
     """
-    said = {"yes": True, "no": False, "auto": learning}
-    if text not in said:
+    answers = {"yes": True, "no": False, "auto": learning}
+    if text not in answers:
         raise UsageError(f"session is {text!r}", "yes, no or auto")
-    return said[text]
+    return answers[text]
 
 
 def _draft(grown: Grown) -> Draft:
@@ -358,5 +364,5 @@ def _draft(grown: Grown) -> Draft:
         grown.tokens[chosen],
         number[grown.parents[chosen]],
         grown.chance[chosen].astype(np.float32),
-        origin=Origin(ORIGINS, grown.mask[chosen].astype(np.int8), grown.place[chosen]),
+        origin=Origin(ORIGINS, grown.sources[chosen].astype(np.int16), grown.places[chosen]),
     )

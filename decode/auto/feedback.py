@@ -1,47 +1,77 @@
-"""What sources turned out to be worth lately: corrections of a node's log-odds by source and depth."""
+"""How far sources came true lately: corrections of a node's log-odds by source and depth."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.decode.auto.expansion import DEPTHS, SOURCES, Grown, depth_bucket
+from specds.decode.auto.expansion import Grown
+from specds.decode.auto.features import SOURCES
+from specds.decode.auto.probability import DEPTHS, count_sources, depth_bucket
 from specds.jit import compiled
 
 # How much of what was learned is left after a step: of a request, and of all requests.
-_REQUEST, _PROCESS = 0.97, 0.997
+_REQUEST_MEMORY, _ALL_MEMORY = 0.97, 0.997
 # How much must be learned before a correction counts half: of a request, and of all requests.
-_SLOW, _ALL_SLOW = 1.0, 4.0
+_REQUEST_DOUBT, _ALL_DOUBT = 1.0, 4.0
 _LOWEST, _HIGHEST = -6.0, 1.5
+# The least p (1 - p) that a node counts for.
+_LEAST_CURVATURE = 0.02
+
+
+class Corrections(NamedTuple):
+    """What is added to log-odds, and how much is known of each entry.
+
+    Attributes:
+        offsets: float64[len(SOURCES), DEPTHS].
+        curvature: float64[len(SOURCES), DEPTHS]: Σ p (1 - p) over the nodes that were judged, fading.
+        memory: how much of it is left after a step.
+        doubt: curvature at which a correction counts half.
+    """
+
+    offsets: NDArray[np.float64]
+    curvature: NDArray[np.float64]
+    memory: float
+    doubt: float
 
 
 @compiled
-def _learn(
-    tokens: Any,
-    parents: Any,
-    chance: Any,
-    mask: Any,
-    committed: Any,
-    offsets: Any,
-    known: Any,
-    all_offsets: Any,
-    all_known: Any,
-) -> None:
+def _correct(corrections: Any, sources: int, bucket: int, share: float, missed: float, curvature: float) -> None:
+    """Judge one node: of each of its sources, by its share in it, a step of Newton's method.
+
+    Args:
+        corrections: `Corrections`.
+        sources: who proposed it, as bits.
+        bucket: of its depth.
+        missed: 1 if it was committed, else 0, less its probability p.
+        curvature: p (1 - p).
+    """
+    offsets, known, _, doubt = corrections
+    for bit in range(len(SOURCES)):
+        if sources >> bit & 1:
+            known[bit, bucket] += share * curvature
+            moved = offsets[bit, bucket] + share * missed / (doubt + known[bit, bucket])
+            offsets[bit, bucket] = min(max(moved, _LOWEST), _HIGHEST)
+
+
+@compiled
+def _learn(tokens: Any, parents: Any, chance: Any, sources: Any, committed: Any, request: Any, every: Any) -> None:
     """Judge every node whose parent was committed, whether it was verified or not.
 
-    A source's offset is a weight of a logistic model whose input is its share in a node: this is a step of Newton's
-    method on its own, with what `known` sums up, Σ p (1 - p), as the curvature.
+    A source's offset is a weight of a logistic model whose input is its share in a node.
+
+    Args:
+        tokens, parents, sources: int32[n], chance: float64[n]: as in `Grown`.
+        committed: int64[m].
+        request, every: `Corrections` of this request and of all requests.
     """
-    for bit in range(offsets.shape[0]):
-        for bucket in range(offsets.shape[1]):
-            known[bit, bucket] *= _REQUEST
-            all_known[bit, bucket] *= _PROCESS
-    node, at, start = -1, 0, 0
-    depth = 1
-    while at < len(committed):
-        bucket = depth_bucket(depth)
+    request.curvature[:] *= request.memory
+    every.curvature[:] *= every.memory
+    node, start = -1, 0
+    for at in range(len(committed)):
+        bucket = depth_bucket(at + 1)
         following = -1
         seen = False
         for child in range(start, len(tokens)):
@@ -53,48 +83,38 @@ def _learn(
             hit = tokens[child] == committed[at]
             if hit:
                 following = child
-            share = 0.0
-            for bit in range(offsets.shape[0]):
-                share += mask[child] >> bit & 1
-            share = 1.0 / max(share, 1.0)
+            share = 1.0 / max(count_sources(sources[child]), 1)
             missed = (1.0 if hit else 0.0) - chance[child]
-            spread = max(chance[child] * (1.0 - chance[child]), 0.02)
-            for bit in range(offsets.shape[0]):
-                if mask[child] >> bit & 1:
-                    known[bit, bucket] += share * spread
-                    all_known[bit, bucket] += share * spread
-                    moved = offsets[bit, bucket] + share * missed / (_SLOW + known[bit, bucket])
-                    offsets[bit, bucket] = min(max(moved, _LOWEST), _HIGHEST)
-                    moved = all_offsets[bit, bucket] + share * missed / (_ALL_SLOW + all_known[bit, bucket])
-                    all_offsets[bit, bucket] = min(max(moved, _LOWEST), _HIGHEST)
+            curvature = max(chance[child] * (1.0 - chance[child]), _LEAST_CURVATURE)
+            _correct(request, sources[child], bucket, share, missed, curvature)
+            _correct(every, sources[child], bucket, share, missed, curvature)
         if following < 0:
             break
         node, start = following, following + 1
-        at += 1
-        depth += 1
 
 
 class Feedback:
-    """Corrections of one stream of requests, and of the request that is being decoded.
+    """Corrections of all requests of an engine, and of the one that is being decoded.
 
-    A request begins with what the stream has learned, and moves faster. Every candidate that was looked at behind a
-    committed token is judged by the next one, whether it was verified or not: what is not drafted is judged, too, and
-    a source that was wrong for a while comes back by itself, at no cost in rows.
-
-    Attributes:
-        offsets: float64[len(SOURCES), DEPTHS], what `grow` adds to log-odds.
+    A request begins with what all have learned, and moves faster. Every candidate that was looked at after a committed
+    token is judged by the next one, whether it was verified or not: what is not drafted is judged, too, and a source
+    that was wrong for a while comes back by itself, at no cost in query tokens.
     """
 
     def __init__(self) -> None:
         shape = len(SOURCES), DEPTHS
-        self._all, self._all_known = np.zeros(shape), np.zeros(shape)
-        self.offsets: NDArray[np.float64] = np.zeros(shape)
-        self._known = np.zeros(shape)
+        self._all = Corrections(np.zeros(shape), np.zeros(shape), _ALL_MEMORY, _ALL_DOUBT)
+        self.start()
+
+    @property
+    def offsets(self) -> NDArray[np.float64]:
+        """float64[len(SOURCES), DEPTHS], what `grow` adds to log-odds."""
+        return self._request.offsets
 
     def start(self) -> None:
         """A new request."""
-        self.offsets = self._all.copy()
-        self._known = np.zeros_like(self._all)
+        known = np.zeros_like(self._all.curvature)
+        self._request = Corrections(self._all.offsets.copy(), known, _REQUEST_MEMORY, _REQUEST_DOUBT)
 
     def observe(self, grown: Grown, committed: NDArray[np.int64]) -> None:
         """Learn from a step.
@@ -103,22 +123,12 @@ class Feedback:
             grown: what was looked at.
             committed: int64[m], what came of it.
         """
-        _learn(
-            grown.tokens,
-            grown.parents,
-            grown.chance,
-            grown.mask,
-            committed,
-            self.offsets,
-            self._known,
-            self._all,
-            self._all_known,
-        )
+        _learn(grown.tokens, grown.parents, grown.chance, grown.sources, committed, self._request, self._all)
 
 
 @compiled
 def _reached(tokens: Any, parents: Any, kept: Any, committed: Any) -> int:
-    """How many of the committed tokens a path through the kept nodes spells."""
+    """How many of the committed tokens, int64[m], a path through the kept nodes, int32[k], spells."""
     node, at = -1, 0
     while at < len(committed):
         following = -1
@@ -134,10 +144,10 @@ def _reached(tokens: Any, parents: Any, kept: Any, committed: Any) -> int:
 
 
 def reached(grown: Grown, committed: NDArray[np.int64]) -> int:
-    """How many tokens of a step the chosen nodes foretold; those that were not verified could have foretold them, too.
+    """How many tokens of a step the chosen nodes predicted, whether they were verified or not.
 
     Args:
         committed: int64[m].
     """
-    found: int = _reached(grown.tokens, grown.parents, grown.order[: grown.chosen], committed)
-    return found
+    count: int = _reached(grown.tokens, grown.parents, grown.order[: grown.chosen], committed)
+    return count

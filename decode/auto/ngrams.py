@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import int32, int64, uint64
 from numpy.typing import NDArray
 
 from specds.decode.contracts import TOP
-from specds.jit import compiled
+from specds.jit import compiled, compiled_inside
 
 ORDERS = np.array([1, 2, 3, 4, 6, 8, 12, 16], np.int64)
 """Numbers of last tokens that counts are kept by."""
@@ -29,7 +29,7 @@ _COLUMNS = 16
 _LEAST = 1 << 6
 
 
-@compiled
+@compiled_inside
 def hash_tail(tail: Any, length: int, hashes: Any) -> int:
     """Keys of the last ORDERS tokens into `hashes`; returns for how many orders there are tokens enough.
 
@@ -48,7 +48,7 @@ def hash_tail(tail: Any, length: int, hashes: Any) -> int:
     return order
 
 
-@compiled
+@compiled_inside
 def find_row(rows: Any, key: Any) -> Any:
     """The row of a key, or -1 - the free row where it would be."""
     mask = len(rows) - 1
@@ -61,7 +61,7 @@ def find_row(rows: Any, key: Any) -> Any:
     return -1 - place
 
 
-@compiled
+@compiled_inside
 def _claim(rows: Any, key: Any, used: Any) -> Any:
     """The row of a key, made if there is none."""
     place = find_row(rows, key)
@@ -73,7 +73,7 @@ def _claim(rows: Any, key: Any, used: Any) -> Any:
     return place
 
 
-@compiled
+@compiled_inside
 def _count(rows: Any, place: int, token: int, where: int) -> None:
     """One more time that `token` followed."""
     rows[place, TOTAL] += 1
@@ -108,13 +108,18 @@ def _extend(rows: Any, used: Any, text: Any, start: int) -> None:
             _count(rows, _claim(rows, hashes[order], used), text[at], at)
 
 
+@compiled_inside
+def _key(row: Any) -> Any:
+    """The key of a row, int32[…], whose first two columns are its parts."""
+    return (uint64(row[HIGH]) << uint64(32)) | (uint64(row[LOW]) & uint64(0xFFFFFFFF))
+
+
 @compiled
 def _move(old: Any, new: Any) -> None:
+    """All rows of a table of counts, int32[n, 16], into a larger one."""
     for row in range(len(old)):
         if old[row, LOW] != 0:
-            key = (uint64(old[row, HIGH]) << uint64(32)) | (uint64(old[row, LOW]) & uint64(0xFFFFFFFF))
-            place = -1 - find_row(new, key)
-            new[place] = old[row]
+            new[-1 - find_row(new, _key(old[row]))] = old[row]
 
 
 class Followers:
@@ -143,13 +148,30 @@ class Followers:
         _extend(self.rows, self._used, text, start)
 
 
+class LikeliestRows(NamedTuple):
+    """The target's likeliest next tokens, by the last 1, 2 and 3 tokens.
+
+    Attributes:
+        keys: int32[n, 2], a hash table.
+        ids: int32[n, TOP], likeliest first; -1 after the last.
+        gaps: float32[n, TOP], by how much each one's logit is below the first's.
+    """
+
+    keys: NDArray[np.int32]
+    ids: NDArray[np.int32]
+    gaps: NDArray[np.float32]
+
+
 @compiled
-def _keep(
-    keys: Any, ids: Any, gaps: Any, used: Any, text: Any, tokens: Any, parents: Any, new_ids: Any, new_gaps: Any
-) -> None:
-    """Rows of a pass: of the text's last token, and of each draft node."""
+def _record(rows: Any, used: Any, text: Any, tokens: Any, parents: Any, ids: Any, gaps: Any) -> None:
+    """Take in a pass: what follows the text's last token, and each draft node. See `Likeliest.record`.
+
+    Args:
+        rows: `LikeliestRows` with room.
+        used: int64[1]: contexts that are known.
+    """
     hashes, tail = np.empty(len(ORDERS), np.uint64), np.empty(REACH, np.int64)
-    for row in range(len(new_ids)):
+    for row in range(len(ids)):
         length = 0
         node = row - 1
         while node >= 0 and length < KEPT:
@@ -163,44 +185,37 @@ def _keep(
             at -= 1
         orders = hash_tail(tail, length, hashes)
         for order in range(min(orders, KEPT)):
-            place = _claim(keys, hashes[order], used)
-            for rank in range(new_ids.shape[1]):
-                ids[place, rank] = new_ids[row, rank]
-                gaps[place, rank] = new_gaps[row, rank]
+            place = _claim(rows.keys, hashes[order], used)
+            for rank in range(ids.shape[1]):
+                rows.ids[place, rank] = ids[row, rank]
+                rows.gaps[place, rank] = gaps[row, rank]
 
 
 @compiled
-def _move_rows(keys: Any, ids: Any, gaps: Any, new_keys: Any, new_ids: Any, new_gaps: Any) -> None:
-    for row in range(len(keys)):
-        if keys[row, LOW] != 0:
-            key = (uint64(keys[row, HIGH]) << uint64(32)) | (uint64(keys[row, LOW]) & uint64(0xFFFFFFFF))
-            place = -1 - find_row(new_keys, key)
-            new_keys[place], new_ids[place], new_gaps[place] = keys[row], ids[row], gaps[row]
+def _move_rows(old: Any, new: Any) -> None:
+    """All of some `LikeliestRows` into larger ones."""
+    for row in range(len(old.keys)):
+        if old.keys[row, LOW] != 0:
+            place = -1 - find_row(new.keys, _key(old.keys[row]))
+            new.keys[place], new.ids[place], new.gaps[place] = old.keys[row], old.ids[row], old.gaps[row]
 
 
-class Rows:
+class Likeliest:
     """The target's likeliest next tokens where the last 1, 2 or 3 tokens were last forwarded (Token Recycling, §3.2).
 
     Attributes:
-        keys: int32[n, 2], a hash table.
-        ids: int32[n, TOP], likeliest first; -1 behind the last.
-        gaps: float32[n, TOP], by how much each one's logit is below the first's.
+        rows: a hash table of them.
     """
 
     def __init__(self) -> None:
         self._used = np.zeros(1, np.int64)
-        self._make(_LEAST)
-
-    def _make(self, room: int) -> None:
-        self.keys = np.zeros((room, 2), np.int32)
-        self.ids = np.zeros((room, TOP), np.int32)
-        self.gaps = np.zeros((room, TOP), np.float32)
+        self.rows = _new_rows(_LEAST)
 
     def __len__(self) -> int:
         """Contexts that are known."""
         return int(self._used[0])
 
-    def keep(
+    def record(
         self,
         text: NDArray[np.int64],
         tokens: NDArray[np.int32],
@@ -213,11 +228,17 @@ class Rows:
         Args:
             text: int64[length].
             tokens, parents: int32[n], the draft.
-            ids, gaps: [n + 1, TOP], what the pass says is likeliest after each row.
+            ids, gaps: [n + 1, TOP], what the pass says is likeliest after each token.
         """
         new = KEPT * len(ids)
-        if 3 * (len(self) + new) > 2 * len(self.keys):
-            old = self.keys, self.ids, self.gaps
-            self._make(1 << (2 * (len(self) + new)).bit_length())
-            _move_rows(*old, self.keys, self.ids, self.gaps)
-        _keep(self.keys, self.ids, self.gaps, self._used, text, tokens, parents, ids, gaps)
+        if 3 * (len(self) + new) > 2 * len(self.rows.keys):
+            rows = _new_rows(1 << (2 * (len(self) + new)).bit_length())
+            _move_rows(self.rows, rows)
+            self.rows = rows
+        _record(self.rows, self._used, text, tokens, parents, ids, gaps)
+
+
+def _new_rows(room: int) -> LikeliestRows:
+    return LikeliestRows(
+        np.zeros((room, 2), np.int32), np.zeros((room, TOP), np.int32), np.zeros((room, TOP), np.float32)
+    )

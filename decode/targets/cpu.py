@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from specds.decode.contracts import Forward, Kept, Taps
 from specds.decode.draft import Draft
 from specds.decode.targets import kernels as k
+from specds.decode.targets import layout
 from specds.decode.targets.held import Held
-from specds.decode.targets.llama import PackedModel, packed, rotary_table, unsupported
+from specds.decode.targets.llama import packed, rotary_table, unsupported, without
 from specds.decode.targets.microkernel import LANES, ROWS
 from specds.decode.targets.team import Team
 from specds.errors import UnsupportedModel
@@ -49,8 +50,8 @@ class CpuTarget:
         self._line = -(-self._vocabulary // LANES) * LANES
         self._logits = np.zeros(self._line, np.float32)
         self._team = Team(threads or torch.get_num_threads())
-        self._door = np.zeros(8, np.int64)
-        self._sketches: dict[frozenset[int], PackedModel] = {}
+        self._arrived = np.zeros(8, np.int64)
+        self._sketches: dict[frozenset[int], layout.Model] = {}
         self._held = Held(self._taps, int(self._config.hidden_size), self._vocabulary)
         self._room = 0
         self._keys = self._values = np.empty(0, np.float32)
@@ -85,13 +86,13 @@ class CpuTarget:
         start = len(self._held)
         rows = np.array(self._held.commit(path), np.int64)
         shape = self._packed.shape
-        layers, kv_heads = int(shape[k.LAYERS]), int(shape[k.KV_HEADS])
-        k.compact(layers, kv_heads, self._packed.head, self._keys, self._values, self._room, start, rows)
+        layers, kv_heads = int(shape[layout.LAYERS]), int(shape[layout.KV_HEADS])
+        k.compact(layers, kv_heads, int(shape[layout.HEAD]), self._keys, self._values, self._room, start, rows)
 
     def sketch(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
         """See `Target.sketch`."""
         if skip not in self._sketches:
-            self._sketches[skip] = self._packed.without(skip)
+            self._sketches[skip] = without(self._packed, skip)
         alone = np.zeros((1, 1), np.int32), np.zeros(1, np.int64)
         start = len(self._held) + ahead
         return self._run(np.array([token]), *alone, start, 1, self._sketches[skip])[0].logits[0]
@@ -121,77 +122,53 @@ class CpuTarget:
         depths: NDArray[np.int64],
         start: int,
         asked: int,
-        sketch: PackedModel | None = None,
+        sketch: layout.Model | None = None,
     ) -> tuple[Forward, NDArray[np.float32] | None]:
         model, rows = sketch or self._packed, len(tokens)
-        tap = 0 if sketch else self._taps.layer
+        layer = 0 if sketch else self._taps.layer
         self._reserve(start + rows)
         self._make_space(rows)
         positions = start + depths
         cosine, sine = self._cosine[positions].reshape(-1), self._sine[positions].reshape(-1)
-        lows = _lows(model.table[:, k.WINDOW], positions)
-        states = np.empty((asked, model.shape[k.HIDDEN]), np.float32)
-        tapped = np.empty((rows if tap else 0, model.shape[k.HIDDEN]), np.float32)
+        lows = _lows(model.table[:, layout.WINDOW], positions)
+        run = layout.Run(tokens, lineage, lows, cosine, sine, start, asked, layer)
+        states = np.empty((asked, model.shape[layout.HIDDEN]), np.float32)
+        captured = np.empty((rows if layer else 0, model.shape[layout.HIDDEN]), np.float32)
         # Rows of logits end on a whole panel; what is behind the vocabulary is never shown.
         if len(self._logits) < asked * self._line:
             self._logits = np.zeros(asked * self._line, np.float32)
         logits = self._logits[: asked * self._line]
-        self._door[0] = 0
+        self._compute(model, run, layout.Results(states, captured, logits))
+        shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
+        result = Forward(shown, torch.from_numpy(states) if self._taps.hidden else None)
+        return result, captured if layer else None
+
+    def _compute(self, model: layout.Model, run: layout.Run, results: layout.Results) -> None:
+        """The pass itself, on all threads."""
+        cache = layout.Cache(self._keys, self._values, self._room)
+        space = layout.Space(self._x, self._wide, self._mixed, self._own, self._scores)
+        threads = self._team.size if _compiled.is_set() else 1
+        self._arrived[0] = 0
 
         def work(thread: int) -> None:
-            try:
-                forward(thread)
-            except BaseException:
-                k.open_door(self._door)  # the others must not wait for this thread
-                raise
-
-        threads = self._team.size if _compiled.is_set() else 1
-
-        def forward(thread: int) -> None:
             if thread >= threads:
                 return
-            k.forward(
-                thread,
-                threads,
-                self._door,
-                model.shape,
-                model.epsilon,
-                model.weights,
-                model.table,
-                tokens,
-                lineage,
-                lows,
-                cosine,
-                sine,
-                start,
-                asked,
-                self._keys,
-                self._values,
-                self._room,
-                self._x,
-                self._wide,
-                self._mixed,
-                self._own,
-                self._scores,
-                states,
-                tap,
-                tapped,
-                logits,
-            )
+            try:
+                k.forward(layout.Worker(thread, threads), self._arrived, model, run, cache, space, results)
+            except BaseException:
+                k.release(self._arrived)  # the others must not wait for this thread
+                raise
 
         self._team.run(work)
         _compiled.set()
-        shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
-        result = Forward(shown, torch.from_numpy(states) if self._taps.hidden else None)
-        return result, tapped if tap else None
 
     def _reserve(self, length: int) -> None:
         """Room for so many positions in the cache; it grows by half, and keeps what it holds."""
         if length <= self._room:
             return
         shape = self._packed.shape
-        lines = int(shape[k.LAYERS] * shape[k.KV_HEADS])
-        head = self._packed.head
+        lines = int(shape[layout.LAYERS] * shape[layout.KV_HEADS])
+        head = int(shape[layout.HEAD])
         panels = -(-head // LANES)
         room = max(length + _GRAIN, self._room * 3 // 2)
         room += -room % LANES
@@ -211,10 +188,10 @@ class CpuTarget:
         if rows <= self._rows:
             return
         shape = self._packed.shape
-        stream = int(-(-shape[k.HIDDEN] // LANES) * LANES)
-        heads = int(shape[k.HEADS] * shape[k.HEAD])
-        projected = heads + 2 * int(shape[k.KV_HEADS] * shape[k.HEAD])
-        inner = int(shape[k.INNER])
+        stream = int(-(-shape[layout.HIDDEN] // LANES) * LANES)
+        heads = int(shape[layout.HEADS] * shape[layout.HEAD])
+        projected = heads + 2 * int(shape[layout.KV_HEADS] * shape[layout.HEAD])
+        inner = int(shape[layout.INNER])
         rows = 1 << (rows - 1).bit_length()
         self._x = np.zeros(rows * stream, np.float32)
         self._wide = np.zeros(rows * max(projected + LANES, 2 * inner, stream), np.float32)

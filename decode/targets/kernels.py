@@ -11,8 +11,33 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import float32, int32, int64
+from numba import float32, int32
 
+from specds.decode.targets.layout import (
+    CACHE,
+    DOWN,
+    EMBEDDING,
+    FINAL_NORM,
+    GATE_UP,
+    HEAD,
+    HEAD_MATRIX,
+    HEADS,
+    HIDDEN,
+    INNER,
+    KV_HEADS,
+    LAYERS,
+    NORM_IN,
+    NORM_K,
+    NORM_MLP,
+    NORM_Q,
+    OUT,
+    OUT_BIAS,
+    QKV,
+    QKV_BIAS,
+    VOCABULARY,
+    Heads,
+    Sizes,
+)
 from specds.decode.targets.microkernel import (
     LANES,
     LN2_HIGH,
@@ -30,26 +55,23 @@ from specds.decode.targets.microkernel import (
     largest,
     product,
 )
-from specds.jit import compiled
-
-# Columns of the table of one layer's places in the flat weights; -1: the model has no such part.
-QKV, OUT, GATE_UP, DOWN, QKV_BIAS, OUT_BIAS, NORM_IN, NORM_MLP, NORM_Q, NORM_K, WINDOW, CACHE = range(12)
-FIELDS = 12
-
-# Entries of the model's shape.
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY, FINAL_NORM, HEAD_MATRIX, EMBEDDING = range(10)
-SHAPE = 10
+from specds.jit import compiled, compiled_inside
 
 _SPINS = 2_000
 
 
 @compiled
-def barrier(door: Any, threads: int, turn: int) -> int:
-    """Wait until all threads are here; returns the number of the next turn."""
+def barrier(arrived: Any, threads: int, turn: int) -> int:
+    """Wait until all threads are here; returns the number of the next turn.
+
+    Args:
+        arrived: int64[…], whose first entry counts arrivals since the beginning of the pass.
+        turn: from 1, of this pass's barriers.
+    """
     if threads > 1:
-        atomic_add(door, 0, 1)
+        atomic_add(arrived, 0, 1)
         spins = 0
-        while atomic_read(door, 0) < threads * turn:
+        while atomic_read(arrived, 0) < threads * turn:
             spins += 1
             if spins > _SPINS:
                 give_way()
@@ -57,9 +79,9 @@ def barrier(door: Any, threads: int, turn: int) -> int:
 
 
 @compiled
-def open_door(door: Any) -> None:
+def release(arrived: Any) -> None:
     """Let everyone pass who waits at the barrier, now and later."""
-    atomic_add(door, 0, 1 << 60)
+    atomic_add(arrived, 0, 1 << 60)
 
 
 @compiled
@@ -179,245 +201,280 @@ def add_panels(x: Any, other: Any, first: int, last: int, rows: int, stride: int
         add(x[low:high], other[low:high])
 
 
-@compiled
-def attend(
-    query: Any,
-    rows: int,
-    shared: int,
-    first: int,
-    last: int,
-    head: int,
-    keys: Any,
-    keys_at: int,
-    values: Any,
-    values_at: int,
-    room: int,
-    start: int,
-    lineage: Any,
-    lows: Any,
-    scores: Any,
-    kept: Any,
-    mixed: Any,
-    out: Any,
-    out_stride: int,
-    column: int,
-) -> None:
+@compiled_inside
+def copy(source: Any, target: Any) -> None:
+    """The numbers of one array into another that is as long."""
+    for place in range(len(source)):
+        target[place] = source[place]
+
+
+@compiled_inside
+def sizes_of(shape: Any) -> Any:
+    """The `Sizes` of a model's shape, int64[SHAPE]."""
+    hidden, heads, kv_heads, head = shape[HIDDEN], shape[HEADS], shape[KV_HEADS], shape[HEAD]
+    query_width, kv_width = heads * head, kv_heads * head
+    return Sizes(
+        hidden,
+        heads,
+        kv_heads,
+        head,
+        shape[INNER],
+        heads // kv_heads,
+        (head + LANES - 1) // LANES * LANES,
+        (hidden + LANES - 1) // LANES * LANES,
+        query_width,
+        kv_width,
+        (query_width + 2 * kv_width + LANES - 1) // LANES * LANES,
+    )
+
+
+@compiled_inside
+def gather_embeddings(worker: Any, sizes: Any, model: Any, tokens: Any, x: Any) -> None:
+    """The embedding of each token, of this thread's rows, into the residual stream."""
+    hidden = sizes.hidden
+    first, last = share(len(tokens), worker.thread, worker.threads)
+    for row in range(first, last):
+        token = tokens[row]
+        place = model.shape[EMBEDDING] + token // LANES * hidden * LANES + token % LANES
+        line = row * sizes.stream
+        copy(model.weights[place : place + hidden * LANES : LANES], x[line : line + hidden])
+
+
+@compiled_inside
+def normalise_rows(sizes: Any, model: Any, norm: int, rows: int, x: Any, normed: Any) -> None:
+    """Every row of the residual stream, normalised by the weights at `norm`."""
+    for row in range(rows):
+        line = row * sizes.stream
+        low, high = line, line + sizes.hidden
+        normalise(x[low:high], model.weights, norm, model.epsilon, normed[low:high])
+
+
+@compiled_inside
+def add_bias(weights: Any, bias: int, first: int, last: int, rows: int, out: Any, stride: int) -> None:
+    """out += the bias at `bias` in panels first … last - 1 of every row; nothing where there is none."""
+    if bias >= 0:
+        part = weights[bias + first * LANES : bias + last * LANES]
+        for row in range(rows):
+            add(out[row * stride + first * LANES : row * stride + last * LANES], part)
+
+
+@compiled_inside
+def project_queries(worker: Any, sizes: Any, model: Any, at: Any, rows: int, space: Any, normed: Any) -> None:
+    """Queries, keys and values of all rows into `space.wide`, this thread's panels of them."""
+    normalise_rows(sizes, model, at[NORM_IN], rows, space.x, normed)
+    first, last = share(sizes.qkv_width // LANES, worker.thread, worker.threads)
+    stride = sizes.qkv_width
+    project(model.weights, at[QKV], sizes.hidden, first, last, rows, normed, sizes.stream, space.wide, stride)
+    add_bias(model.weights, at[QKV_BIAS], first, last, rows, space.wide, stride)
+
+
+@compiled_inside
+def turn_queries(worker: Any, sizes: Any, model: Any, at: Any, run: Any, cache: Any, space: Any) -> None:
+    """Rotate; keys and values go into the cache, scaled queries into `space.mixed`: thread by (row, head)."""
+    rows, head, shared = len(run.tokens), sizes.head, sizes.shared
+    scale = float32(1.0 / np.sqrt(head))
+    first, last = share(rows * sizes.kv_heads, worker.thread, worker.threads)
+    for task in range(first, last):
+        row, group = task // sizes.kv_heads, task % sizes.kv_heads
+        angle = row * head
+        cosine, sine = run.cosine[angle : angle + head], run.sine[angle : angle + head]
+        line = space.wide[row * sizes.qkv_width : (row + 1) * sizes.qkv_width]
+        begin = sizes.query_width + group * head
+        key, value = line[begin : begin + head], line[begin + sizes.kv_width : begin + sizes.kv_width + head]
+        if at[NORM_K] >= 0:
+            normalise(key, model.weights, at[NORM_K], model.epsilon, key)
+        rotate(key, cosine, sine)
+        store(sizes, cache, at[CACHE] * sizes.kv_heads + group, run.start + row, key, value)
+        for number in range(shared):
+            begin = (group * shared + number) * head
+            query = line[begin : begin + head]
+            if at[NORM_Q] >= 0:
+                normalise(query, model.weights, at[NORM_Q], model.epsilon, query)
+            rotate(query, cosine, sine)
+            to = ((group * rows + row) * shared + number) * head
+            scaled = space.mixed[to : to + head]
+            for column in range(head):
+                scaled[column] = query[column] * scale
+
+
+@compiled_inside
+def store(sizes: Any, cache: Any, line: int, position: int, key: Any, value: Any) -> None:
+    """One head's key and value, float32[head] each, into the cache's line of a layer and head."""
+    head, padded, room = sizes.head, sizes.padded, cache.room
+    place = line * room * head + position // LANES * head * LANES + position % LANES
+    copy(key, cache.keys[place : place + head * LANES : LANES])
+    for panel in range(padded // LANES):
+        place = line * room * padded + (panel * room + position) * LANES
+        part = value[panel * LANES : min(head, (panel + 1) * LANES)]
+        copy(part, cache.values[place : place + len(part)])
+
+
+@compiled_inside
+def attend_all(worker: Any, sizes: Any, cached: int, lows: Any, run: Any, cache: Any, space: Any) -> None:
+    """Attention, thread by (key-value head, row, head); its output goes where the queries were projected.
+
+    Args:
+        cached: the layer's first line in the cache.
+        lows: int64[n], of this layer.
+    """
+    each = len(run.tokens) * sizes.shared
+    first, last = share(len(run.tokens) * sizes.heads, worker.thread, worker.threads)
+    for group in range(sizes.kv_heads):
+        low, high = max(first, group * each), min(last, (group + 1) * each)
+        block, most = low - group * each, even(high - low)
+        while block < high - group * each:
+            some = min(most, high - group * each - block)
+            attend(worker, sizes, Heads(group, cached + group, block, block + some), lows, run, cache, space)
+            block += some
+
+
+@compiled_inside
+def attend(worker: Any, sizes: Any, heads: Any, lows: Any, run: Any, cache: Any, space: Any) -> None:
     """Attention of some query rows of one key-value head.
 
     Query row i is row i // shared of the pass, and one of `shared` heads. Row r sees the committed keys from lows[r] to
     start, and of the pass's own keys those in lineage[r], ascending, which ends with -1 or at its width.
     """
+    rows, shared, head, room, start = len(run.tokens), sizes.shared, sizes.head, cache.room, run.start
+    block, some = heads.first, heads.last - heads.first
+    scores = space.scores[worker.thread]
+    kept = space.own[worker.thread, rows * sizes.stream :]
+    mixed = kept[rows:]
     panels = (start + rows + LANES - 1) // LANES
-    block, most = first, even(last - first)
-    while block < last:
-        some = min(most, last - block)
-        low = start
+    low = start
+    for i in range(some):
+        low = min(low, lows[(block + i) // shared])
+    query = address(space.mixed, (heads.group * rows * shared + block) * head)
+    for panel in range(low // LANES, panels):
+        place = address(cache.keys, (heads.cached * room + panel * LANES) * head)
+        product(some, place, query, head, head, address(scores, panel * LANES), room)
+    for i in range(some):
+        row = (block + i) // shared
+        weigh(scores[i * room : (i + 1) * room], low, lows[row], start, rows, run.lineage[row], kept)
+    for panel in range((head + LANES - 1) // LANES):
+        place = address(cache.values, heads.cached * room * sizes.padded + (panel * room + low) * LANES)
+        product(some, place, address(scores, low), room, start + rows - low, address(mixed, 0), LANES)
+        width = min(LANES, head - panel * LANES)
         for i in range(some):
-            low = min(low, lows[(block + i) // shared])
-        for panel in range(low // LANES, panels):
-            place = address(keys, keys_at + panel * head * LANES)
-            product(some, place, address(query, block * head), head, head, address(scores, panel * LANES), room)
-        for i in range(some):
-            row = (block + i) // shared
-            line = scores[i * room : (i + 1) * room]
-            tail, branch = line[start : start + rows], lineage[row]
-            count = 0
-            while count < rows and branch[count] >= 0:
-                # Its own branch comes to stand where it would stand in the plain text.
-                tail[count] = tail[branch[count]]
-                count += 1
-            soften(line[lows[row] : start + count])
-            line[low : lows[row]] = float32(0.0)
-            kept[:count] = tail[:count]
-            tail[:] = float32(0.0)
-            for key in range(count):
-                tail[branch[key]] = kept[key]
-        for panel in range((head + LANES - 1) // LANES):
-            place = address(values, values_at + (panel * room + low) * LANES)
-            product(some, place, address(scores, low), room, start + rows - low, address(mixed, 0), LANES)
-            width = min(LANES, head - panel * LANES)
-            for i in range(some):
-                to = (block + i) // shared * out_stride + column + (block + i) % shared * head + panel * LANES
-                out[to : to + width] = mixed[i * LANES : i * LANES + width]
-        block += some
+            to = (block + i) // shared * sizes.qkv_width
+            to += (heads.group * shared + (block + i) % shared) * head + panel * LANES
+            copy(mixed[i * LANES : i * LANES + width], space.wide[to : to + width])
+
+
+@compiled_inside
+def weigh(line: Any, low: int, seen: int, start: int, rows: int, branch: Any, kept: Any) -> None:
+    """Scores of one query row into attention weights, in place.
+
+    Args:
+        line: float32[room], scores of all positions from `low` on.
+        low: where positions begin that other rows see.
+        seen: the first one that this row sees.
+        branch: int32[n], the pass's own rows that it sees, ascending, then -1.
+        kept: work space for n numbers.
+    """
+    tail = line[start : start + rows]
+    count = 0
+    while count < rows and branch[count] >= 0:
+        # Its own branch comes to stand where it would stand in the plain text.
+        tail[count] = tail[branch[count]]
+        count += 1
+    soften(line[seen : start + count])
+    line[low:seen] = float32(0.0)
+    copy(tail[:count], kept[:count])
+    tail[:] = float32(0.0)
+    for key in range(count):
+        tail[branch[key]] = kept[key]
+
+
+@compiled_inside
+def project_out(worker: Any, sizes: Any, model: Any, at: Any, rows: int, space: Any) -> None:
+    """Attention's output, projected and added to the residual stream."""
+    stream = sizes.stream
+    first, last = share(stream // LANES, worker.thread, worker.threads)
+    width, stride = sizes.query_width, sizes.qkv_width
+    project(model.weights, at[OUT], width, first, last, rows, space.wide, stride, space.mixed, stream)
+    add_panels(space.x, space.mixed, first, last, rows, stream)
+    add_bias(model.weights, at[OUT_BIAS], first, last, rows, space.x, stream)
+
+
+@compiled_inside
+def project_inner(worker: Any, sizes: Any, model: Any, at: Any, rows: int, space: Any, normed: Any) -> None:
+    """SiLU(gate) · up, whose panels lie side by side: it is done before they leave the cache."""
+    inner = sizes.inner
+    normalise_rows(sizes, model, at[NORM_MLP], rows, space.x, normed)
+    first, last = share(inner // LANES, worker.thread, worker.threads)
+    for panel in range(first, last):
+        low, high, stride = 2 * panel, 2 * panel + 2, 2 * inner
+        project(model.weights, at[GATE_UP], sizes.hidden, low, high, rows, normed, sizes.stream, space.wide, stride)
+        for row in range(rows):
+            to = row * inner + panel * LANES
+            gate(address(space.wide, 2 * to), address(space.mixed, to))
+
+
+@compiled_inside
+def project_down(worker: Any, sizes: Any, model: Any, at: Any, rows: int, space: Any) -> None:
+    """The inner values, projected and added to the residual stream."""
+    inner, stream = sizes.inner, sizes.stream
+    first, last = share(stream // LANES, worker.thread, worker.threads)
+    project(model.weights, at[DOWN], inner, first, last, rows, space.mixed, inner, space.wide, stream)
+    add_panels(space.x, space.wide, first, last, rows, stream)
+
+
+@compiled_inside
+def project_logits(worker: Any, sizes: Any, model: Any, run: Any, space: Any, results: Any) -> None:
+    """Final states and logits of the last `run.asked` rows."""
+    rows, asked, stream, hidden = len(run.tokens), run.asked, sizes.stream, sizes.hidden
+    normed, weights = space.own[worker.thread], model.weights
+    for row in range(asked):
+        line, to = (rows - asked + row) * stream, row * stream
+        normalise(
+            space.x[line : line + hidden], weights, model.shape[FINAL_NORM], model.epsilon, normed[to : to + hidden]
+        )
+        if worker.thread == 0:
+            copy(normed[to : to + hidden], results.states[row])
+    panels = (model.shape[VOCABULARY] + LANES - 1) // LANES
+    first, last = share(panels, worker.thread, worker.threads)
+    at, stride = model.shape[HEAD_MATRIX], panels * LANES
+    project(weights, at, hidden, first, last, asked, normed, stream, results.logits, stride)
 
 
 @compiled
-def forward(
-    thread: int,
-    threads: int,
-    door: Any,
-    shape: Any,
-    epsilon: float,
-    weights: Any,
-    table: Any,
-    tokens: Any,
-    lineage: Any,
-    lows: Any,
-    cosine: Any,
-    sine: Any,
-    start: int,
-    asked: int,
-    keys: Any,
-    values: Any,
-    room: int,
-    x: Any,
-    wide: Any,
-    mixed: Any,
-    own: Any,
-    scores: Any,
-    states: Any,
-    tap: int,
-    tapped: Any,
-    logits: Any,
-) -> None:
-    """One pass over `tokens`, behind `start` committed ones; logits and final states of the last `asked` rows.
+def forward(worker: Any, arrived: Any, model: Any, run: Any, cache: Any, space: Any, results: Any) -> None:
+    """One pass over a `Run`'s tokens; logits and final states of its last rows.
 
     Args:
-        thread, threads, door: who this is, of how many, and their barrier (int64[1], 0 before the pass).
-        shape, table: the model's sizes and where its parts lie in `weights`.
-        tokens: int64[n].
-        lineage: int32[n, n]: for each row its branch among the pass's rows, ascending, itself last, then -1.
-        lows: int64[layers, n]: the first committed position that a row sees.
-        cosine, sine: [n · head] rotary factors of each row's position.
-        keys, values: [layers, key-value heads, room · padded head] caches; written at start … start + n - 1.
-        x, wide, mixed: work space for n rows, shared: the residual stream, projections, attention's output.
-        own: work space of each thread, [threads, …]; scores: [threads, ROWS · room].
-        tap: a layer, 1 the first; 0: none. tapped: [n, hidden], the residual stream behind it, of all rows.
-        states: [asked, hidden]; logits: [asked, padded vocabulary]: the results.
+        worker: `Worker`.
+        arrived: int64[…], for `barrier`: 0 before the pass.
+        model: `Model`.
+        run: `Run`.
+        cache: `Cache`.
+        space: `Space`.
+        results: `Results`.
     """
-    rows = len(tokens)
-    hidden, heads, kv_heads, head = shape[HIDDEN], shape[HEADS], shape[KV_HEADS], shape[HEAD]
-    inner = shape[INNER]
-    shared = heads // kv_heads
-    padded = (head + LANES - 1) // LANES * LANES
-    stream = (hidden + LANES - 1) // LANES * LANES
-    query_width, kv_width = heads * head, kv_heads * head
-    qkv_width = (query_width + 2 * kv_width + LANES - 1) // LANES * LANES
-    normed, scratch = own[thread], scores[thread]
-    kept = int64(rows * stream)
-    scale = float32(1.0 / np.sqrt(head))
-    turn = 1
-
-    first, last = share(rows, thread, threads)
-    for row in range(first, last):
-        token = tokens[row]
-        place = shape[EMBEDDING] + token // LANES * hidden * LANES + token % LANES
-        x[row * stream : row * stream + hidden] = weights[place : place + hidden * LANES : LANES]
-    turn = barrier(door, threads, turn)
-
-    for layer in range(shape[LAYERS]):
-        at = table[layer]
-        for row in range(rows):
-            line = row * stream
-            normalise(x[line : line + hidden], weights, at[NORM_IN], epsilon, normed[line : line + hidden])
-        first, last = share(qkv_width // LANES, thread, threads)
-        project(weights, at[QKV], hidden, first, last, rows, normed, stream, wide, qkv_width)
-        if at[QKV_BIAS] >= 0:
-            bias = weights[at[QKV_BIAS] + first * LANES : at[QKV_BIAS] + last * LANES]
-            for row in range(rows):
-                add(wide[row * qkv_width + first * LANES : row * qkv_width + last * LANES], bias)
-        turn = barrier(door, threads, turn)
-
-        # Rotate, and put keys and values into the cache: thread by (row, head).
-        first, last = share(rows * kv_heads, thread, threads)
-        cache = at[CACHE] * kv_heads
-        for task in range(first, last):
-            row, group = task // kv_heads, task % kv_heads
-            position = start + row
-            angle = row * head
-            cos, sin = cosine[angle : angle + head], sine[angle : angle + head]
-            line = wide[row * qkv_width : (row + 1) * qkv_width]
-            key = line[query_width + group * head : query_width + (group + 1) * head]
-            if at[NORM_K] >= 0:
-                normalise(key, weights, at[NORM_K], epsilon, key)
-            rotate(key, cos, sin)
-            place = (cache + group) * room * head + position // LANES * head * LANES + position % LANES
-            keys[place : place + head * LANES : LANES] = key
-            value = line[query_width + kv_width + group * head : query_width + kv_width + (group + 1) * head]
-            for panel in range(padded // LANES):
-                place = (cache + group) * room * padded + (panel * room + position) * LANES
-                part = value[panel * LANES : min(head, (panel + 1) * LANES)]
-                values[place : place + len(part)] = part
-            for one in range(shared):
-                query = line[(group * shared + one) * head : (group * shared + one + 1) * head]
-                if at[NORM_Q] >= 0:
-                    normalise(query, weights, at[NORM_Q], epsilon, query)
-                rotate(query, cos, sin)
-                to = ((group * rows + row) * shared + one) * head
-                scaled = mixed[to : to + head]
-                for column in range(head):
-                    scaled[column] = query[column] * scale
-        turn = barrier(door, threads, turn)
-
-        # Attention: thread by (key-value head, row, head). Its output goes where the queries were projected.
-        first, last = share(rows * heads, thread, threads)
-        for group in range(kv_heads):
-            low = max(first, group * rows * shared)
-            high = min(last, (group + 1) * rows * shared)
-            if low < high:
-                attend(
-                    mixed[group * rows * shared * head :],
-                    rows,
-                    shared,
-                    low - group * rows * shared,
-                    high - group * rows * shared,
-                    head,
-                    keys,
-                    (cache + group) * room * head,
-                    values,
-                    (cache + group) * room * padded,
-                    room,
-                    start,
-                    lineage,
-                    lows[layer],
-                    scratch,
-                    normed[kept:],
-                    normed[kept + rows :],
-                    wide,
-                    qkv_width,
-                    group * shared * head,
-                )
-        turn = barrier(door, threads, turn)
-
-        first, last = share(stream // LANES, thread, threads)
-        project(weights, at[OUT], query_width, first, last, rows, wide, qkv_width, mixed, stream)
-        add_panels(x, mixed, first, last, rows, stream)
-        if at[OUT_BIAS] >= 0:
-            bias = weights[at[OUT_BIAS] + first * LANES : at[OUT_BIAS] + last * LANES]
-            for row in range(rows):
-                add(x[row * stream + first * LANES : row * stream + last * LANES], bias)
-        turn = barrier(door, threads, turn)
-
-        # Panels of gate and up lie side by side: SiLU(gate) · up is done before they leave the cache.
-        for row in range(rows):
-            line = row * stream
-            normalise(x[line : line + hidden], weights, at[NORM_MLP], epsilon, normed[line : line + hidden])
-        first, last = share(inner // LANES, thread, threads)
-        for panel in range(first, last):
-            project(weights, at[GATE_UP], hidden, 2 * panel, 2 * panel + 2, rows, normed, stream, wide, 2 * inner)
-            for row in range(rows):
-                both, to = 2 * (row * inner + panel * LANES), row * inner + panel * LANES
-                gate(address(wide, both), address(mixed, to))
-        turn = barrier(door, threads, turn)
-
-        first, last = share(stream // LANES, thread, threads)
-        project(weights, at[DOWN], inner, first, last, rows, mixed, inner, wide, stream)
-        add_panels(x, wide, first, last, rows, stream)
-        turn = barrier(door, threads, turn)
-        if layer + 1 == tap:  # nobody writes to x before the barrier after next
-            first, last = share(rows, thread, threads)
+    rows, sizes = len(run.tokens), sizes_of(model.shape)
+    x, normed, threads = space.x, space.own[worker.thread], worker.threads
+    gather_embeddings(worker, sizes, model, run.tokens, x)
+    turn = barrier(arrived, threads, 1)
+    for layer in range(model.shape[LAYERS]):
+        at = model.table[layer]
+        project_queries(worker, sizes, model, at, rows, space, normed)
+        turn = barrier(arrived, threads, turn)
+        turn_queries(worker, sizes, model, at, run, cache, space)
+        turn = barrier(arrived, threads, turn)
+        attend_all(worker, sizes, at[CACHE] * sizes.kv_heads, run.lows[layer], run, cache, space)
+        turn = barrier(arrived, threads, turn)
+        project_out(worker, sizes, model, at, rows, space)
+        turn = barrier(arrived, threads, turn)
+        project_inner(worker, sizes, model, at, rows, space, normed)
+        turn = barrier(arrived, threads, turn)
+        project_down(worker, sizes, model, at, rows, space)
+        turn = barrier(arrived, threads, turn)
+        if layer + 1 == run.layer:  # nobody writes to x before the barrier after next
+            first, last = share(rows, worker.thread, threads)
             for row in range(first, last):
-                tapped[row] = x[row * stream : row * stream + hidden]
-
-    for row in range(asked):
-        line, to = (rows - asked + row) * stream, row * stream
-        normalise(x[line : line + hidden], weights, shape[FINAL_NORM], epsilon, normed[to : to + hidden])
-        if thread == 0:
-            states[row] = normed[to : to + hidden]
-    panels = (shape[VOCABULARY] + LANES - 1) // LANES
-    first, last = share(panels, thread, threads)
-    project(weights, shape[HEAD_MATRIX], hidden, first, last, asked, normed, stream, logits, panels * LANES)
+                line = row * sizes.stream
+                copy(x[line : line + sizes.hidden], results.captured[row])
+    project_logits(worker, sizes, model, run, space, results)
 
 
 @compiled

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import mmap
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.decode.targets import kernels as k
+from specds.decode.targets import layout
 from specds.decode.targets.microkernel import LANES
 from specds.model import LanguageModel
 
@@ -55,39 +53,18 @@ def not_llama_like(model: LanguageModel) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class PackedModel:
-    """All that the kernels read.
-
-    Attributes:
-        weights: float32, every matrix in panels of LANES outputs, and every norm and bias.
-        shape: int64[SHAPE], sizes and places.
-        table: int64[layers, FIELDS], each layer's places; -1 where there is none.
-        epsilon: of the norms.
-    """
-
-    weights: NDArray[np.float32]
-    shape: NDArray[np.int64]
-    table: NDArray[np.int64]
-    epsilon: float
-
-    @property
-    def head(self) -> int:
-        """Numbers in a head."""
-        return int(self.shape[k.HEAD])
-
-    def without(self, skip: Collection[int]) -> PackedModel:
-        """The same model with some layers left out, 0 the first; the others keep their places in the cache."""
-        kept = [layer for layer in range(len(self.table)) if layer not in skip]
-        shape = self.shape.copy()
-        shape[k.LAYERS] = len(kept)
-        return dataclasses.replace(self, shape=shape, table=self.table[kept])
+def without(model: layout.Model, skip: Collection[int]) -> layout.Model:
+    """The same model with some layers left out, 0 the first; the others keep their places in the cache."""
+    kept = [layer for layer in range(len(model.table)) if layer not in skip]
+    shape = model.shape.copy()
+    shape[layout.LAYERS] = len(kept)
+    return model._replace(shape=shape, table=model.table[kept])
 
 
-_packed: WeakKeyDictionary[LanguageModel, PackedModel] = WeakKeyDictionary()
+_packed: WeakKeyDictionary[LanguageModel, layout.Model] = WeakKeyDictionary()
 
 
-def packed(model: LanguageModel) -> PackedModel:
+def packed(model: LanguageModel) -> layout.Model:
     """A model's weights, packed when they are first asked for and shared by all its targets.
 
     Raises:
@@ -98,7 +75,7 @@ def packed(model: LanguageModel) -> PackedModel:
     return _packed[model]
 
 
-def _pack(model: LanguageModel) -> PackedModel:
+def _pack(model: LanguageModel) -> layout.Model:
     """A tensor at a time, so that no second copy is ever whole."""
     config = model.config
     hidden, layers, heads = config.hidden_size, config.num_hidden_layers, config.num_attention_heads
@@ -107,36 +84,38 @@ def _pack(model: LanguageModel) -> PackedModel:
     inner, vocabulary = config.intermediate_size, config.vocab_size
     query, kv = heads * head, kv_heads * head
     plan = _Plan(model)
-    table = np.full((layers, k.FIELDS), -1, np.int64)
+    table = np.full((layers, layout.FIELDS), -1, np.int64)
     window = windows(model)
     for layer in range(layers):
         at = f"model.layers.{layer}."
         row = table[layer]
         projections = [(f"{at}self_attn.{one}_proj", size) for one, size in (("q", query), ("k", kv), ("v", kv))]
-        row[k.QKV] = plan.matrix(
+        row[layout.QKV] = plan.matrix(
             [f"{name}.weight" for name, _ in projections], [size for _, size in projections], hidden
         )
-        row[k.QKV_BIAS] = plan.vector([f"{name}.bias" for name, _ in projections], [size for _, size in projections])
-        row[k.OUT] = plan.matrix([f"{at}self_attn.o_proj.weight"], [hidden], query)
-        row[k.OUT_BIAS] = plan.vector([f"{at}self_attn.o_proj.bias"], [hidden])
-        row[k.GATE_UP] = plan.paired(f"{at}mlp.gate_proj.weight", f"{at}mlp.up_proj.weight", inner, hidden)
-        row[k.DOWN] = plan.matrix([f"{at}mlp.down_proj.weight"], [hidden], inner)
-        row[k.NORM_IN] = plan.vector([f"{at}input_layernorm.weight"], [hidden], needed=True)
-        row[k.NORM_MLP] = plan.vector([f"{at}post_attention_layernorm.weight"], [hidden], needed=True)
-        row[k.NORM_Q] = plan.vector([f"{at}self_attn.q_norm.weight"], [head])
-        row[k.NORM_K] = plan.vector([f"{at}self_attn.k_norm.weight"], [head])
-        row[k.WINDOW] = window[layer]
-        row[k.CACHE] = layer
-    shape = np.zeros(k.SHAPE, np.int64)
-    shape[[k.HIDDEN, k.LAYERS, k.HEADS, k.KV_HEADS, k.HEAD, k.INNER, k.VOCABULARY]] = (
-        *(hidden, layers, heads, kv_heads, head, inner, vocabulary),
+        row[layout.QKV_BIAS] = plan.vector(
+            [f"{name}.bias" for name, _ in projections], [size for _, size in projections]
+        )
+        row[layout.OUT] = plan.matrix([f"{at}self_attn.o_proj.weight"], [hidden], query)
+        row[layout.OUT_BIAS] = plan.vector([f"{at}self_attn.o_proj.bias"], [hidden])
+        row[layout.GATE_UP] = plan.paired(f"{at}mlp.gate_proj.weight", f"{at}mlp.up_proj.weight", inner, hidden)
+        row[layout.DOWN] = plan.matrix([f"{at}mlp.down_proj.weight"], [hidden], inner)
+        row[layout.NORM_IN] = plan.vector([f"{at}input_layernorm.weight"], [hidden], needed=True)
+        row[layout.NORM_MLP] = plan.vector([f"{at}post_attention_layernorm.weight"], [hidden], needed=True)
+        row[layout.NORM_Q] = plan.vector([f"{at}self_attn.q_norm.weight"], [head])
+        row[layout.NORM_K] = plan.vector([f"{at}self_attn.k_norm.weight"], [head])
+        row[layout.WINDOW] = window[layer]
+        row[layout.CACHE] = layer
+    shape = np.zeros(layout.SHAPE, np.int64)
+    shape[
+        [layout.HIDDEN, layout.LAYERS, layout.HEADS, layout.KV_HEADS, layout.HEAD, layout.INNER, layout.VOCABULARY]
+    ] = (*(hidden, layers, heads, kv_heads, head, inner, vocabulary),)
+    shape[layout.FINAL_NORM] = plan.vector(["model.norm.weight"], [hidden], needed=True)
+    shape[layout.EMBEDDING] = plan.matrix(["model.embed_tokens.weight"], [vocabulary], hidden)
+    shape[layout.HEAD_MATRIX] = (
+        shape[layout.EMBEDDING] if config.tie_word_embeddings else plan.matrix(["lm_head.weight"], [vocabulary], hidden)
     )
-    shape[k.FINAL_NORM] = plan.vector(["model.norm.weight"], [hidden], needed=True)
-    shape[k.EMBEDDING] = plan.matrix(["model.embed_tokens.weight"], [vocabulary], hidden)
-    shape[k.HEAD_MATRIX] = (
-        shape[k.EMBEDDING] if config.tie_word_embeddings else plan.matrix(["lm_head.weight"], [vocabulary], hidden)
-    )
-    return PackedModel(plan.fill(), shape, table, float(config.rms_norm_eps))
+    return layout.Model(plan.fill(), shape, table, float(config.rms_norm_eps))
 
 
 def windows(model: LanguageModel) -> list[int]:

@@ -11,11 +11,11 @@ import pytest
 
 from specds.calibration.corrections import COUNTING, calibrate
 from specds.datastore.corrections import Table, calibrating, key_of, read_table
-from specds.datastore.prompts import Prompt
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.errors import ForeignTable, StoreLocked
 from specds.model import LanguageModel
+from specds.reading.prompts import Prompt
 from specds.sampling import Sampling
 
 from ..tools import Mortal

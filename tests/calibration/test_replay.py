@@ -14,7 +14,6 @@ from specds.calibration.answers import Recorded, read_answers, read_pairs
 from specds.calibration.replay import NONE, STEP, Replay, replay, summarise
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
-from specds.datastore.prompts import Prompt, read_prompts
 from specds.datastore.store import Store, create_store, open_store
 from specds.decode.assembly import drafter_class, prepare
 from specds.decode.contracts import Step
@@ -25,6 +24,7 @@ from specds.decode.method import Method, parse_methods
 from specds.decode.pricing.curve import CostCurve
 from specds.errors import InputError, UsageError
 from specds.model import LanguageModel, load_model
+from specds.reading.prompts import Prompt, read_prompts
 from specds.sampling import Sampling
 
 from ..conftest import STOP, VOCABULARY, fill, make_model

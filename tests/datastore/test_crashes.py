@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from specds.datastore.build_suffix import build_suffix
-from specds.datastore.examples import Example
 from specds.datastore.ingestion import ingest
 from specds.datastore.store import Store, find_problems, open_store
+from specds.reading.examples import Example
 from specds.tokenizer import Tokenizer
 
 from ..faults import crash_points

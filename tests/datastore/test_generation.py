@@ -11,12 +11,12 @@ import torch
 
 from specds.datastore.corpus import read_documents
 from specds.datastore.generation import GenerationOptions, generate
-from specds.datastore.prompts import BadRow, Prompt
 from specds.datastore.store import Store, create_store, open_store
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.errors import ForeignTokenizer, PromptError, StoreLocked, UsageError
 from specds.model import LanguageModel
+from specds.reading.prompts import BadRow, Prompt
 from specds.sampling import Sampling
 from specds.tokenizer import wrap_tokenizer
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from specds.datastore.corpus import read_documents
-from specds.datastore.examples import Example
 from specds.datastore.ingestion import ingest
-from specds.datastore.prompts import BadRow
 from specds.datastore.store import Store, create_store, open_store
 from specds.errors import ForeignTokenizer, PromptError, StoreLocked
+from specds.reading.examples import Example
+from specds.reading.prompts import BadRow
 from specds.tokenizer import Tokenizer, wrap_tokenizer
 
 from ..conftest import STOP, make_tokenizer

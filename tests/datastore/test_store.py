@@ -28,6 +28,7 @@ from specds.errors import (
     NotAStore,
     SpecdsError,
     StoreLocked,
+    UnsafeFile,
     UnsafeStore,
     UsageError,
 )
@@ -343,6 +344,32 @@ def test_a_linked_directory_out_of_the_store_is_refused(new_store: NewStore, tmp
     (store.path / "corpus").symlink_to(tmp_path / "outside")
     with pytest.raises(UnsafeStore, match="is a symbolic link"):
         open_store(store.path)
+
+
+def test_a_folder_that_becomes_a_link_after_it_was_looked_at_is_not_followed(
+    new_store: NewStore, tmp_path: Path
+) -> None:
+    store = new_store(random_documents(5))
+    build_suffix(store)
+    (tmp_path / "outside").mkdir()
+    with store.writer() as writer:
+        for folder in ("suffix", "dense", "corpus"):
+            if (store.path / folder).exists():
+                (store.path / folder).rename(tmp_path / "outside" / folder)
+            (tmp_path / "outside" / folder / "work").mkdir(parents=True)
+            (store.path / folder).symlink_to(tmp_path / "outside" / folder)
+        before = snapshot(tmp_path / "outside")
+        for use in (
+            lambda: writer.segment_path("suffix"),
+            lambda: writer.work_path("dense"),
+            writer.shard_path,
+            lambda: open_store(store.path),
+        ):
+            with pytest.raises((UnsafeFile, UnsafeStore)):
+                use()
+        writer.change(corpus=[], suffix=[])  # what nobody names any more is swept, but not there
+        assert snapshot(tmp_path / "outside") == before
+        assert (tmp_path / "outside" / "dense" / "work").is_dir()
 
 
 def test_a_store_behind_a_link_is_a_store(new_store: NewStore, tmp_path: Path) -> None:

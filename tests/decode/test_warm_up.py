@@ -10,7 +10,7 @@ import pytest
 
 from specds.decode.auto.cross_request import CrossRequest
 from specds.decode.auto.drafter import Auto
-from specds.decode.auto.ngrams import Followers, Rows
+from specds.decode.auto.ngrams import Followers, Likeliest
 from specds.decode.contracts import Resources
 from specds.decode.draft import Draft
 from specds.decode.drafters import DRAFTERS
@@ -64,7 +64,7 @@ def test_the_tables_of_auto_grow_in_it(model: LanguageModel) -> None:
     shared = CrossRequest(CURVE)
     drafter = Auto(Auto.Options(), Resources(shared=shared))
     warm_up(drafter, Fixed(shared.most), model)
-    assert len(shared.rows.keys) > len(Rows().keys)
+    assert len(shared.likeliest.rows.keys) > len(Likeliest().rows.keys)
     assert len(shared.answers.rows) > len(Followers().rows)
 
 

@@ -10,7 +10,6 @@ import torch
 from specds.datastore.build_dense import build_dense
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.generation import GenerationOptions, generate
-from specds.datastore.prompts import Prompt, read_prompts
 from specds.datastore.store import Store, create_store, open_store
 from specds.decode.contracts import Use
 from specds.decode.counters import Counters
@@ -19,6 +18,7 @@ from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.decode.registry import load
 from specds.model import LanguageModel
+from specds.reading.prompts import Prompt, read_prompts
 from specds.sampling import Sampling
 
 PROMPTS = [row for row in read_prompts([str(Path(__file__).parent / "prompts.jsonl")]) if isinstance(row, Prompt)]

@@ -11,13 +11,13 @@ from specds.calibration.replay import replay
 from specds.datastore.build_dense import build_dense
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.generation import GenerationOptions, generate
-from specds.datastore.prompts import Prompt, read_prompts
 from specds.datastore.store import Store, create_store, open_store
 from specds.decode.drafters import DRAFTERS
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.decode.registry import load
 from specds.model import LanguageModel
+from specds.reading.prompts import Prompt, read_prompts
 
 LENGTH, BUDGET = 24, 20
 

@@ -25,7 +25,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_every_module_and_the_demo(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
-    for folder in ("specds", "cli", "datastore", "calibration", "decode"):
+    for folder in ("specds", "cli", "datastore", "calibration", "decode", "reading"):
         for path in (ROOT / folder).rglob("*.py"):
             inside = path.relative_to(ROOT).as_posix()
             assert (inside if folder == "specds" else f"specds/{inside}") in held

@@ -28,17 +28,18 @@ from specds.calibration.bench.report import report
 from specds.calibration.bench.run import check_tokens, summarize
 from specds.calibration.explanation import explain
 from specds.cli import answers as answer_files
-from specds.cli.config import read_config
+from specds.cli.config import read_config, write_config
 from specds.cli.main import run
 from specds.cli.options import cost_curve
 from specds.datastore import corrections
 from specds.datastore.corpus import document_ids, read_documents, token_stream
 from specds.datastore.dense_segment import load_normalizer, read_keys
-from specds.datastore.examples import read_examples
-from specds.datastore.prompts import read_prompts
 from specds.datastore.store import find_problems, open_store
 from specds.decode.auto.acceptance import load_acceptance
+from specds.decode.method import Method
 from specds.model import LanguageModel, load_model
+from specds.reading.examples import read_examples
+from specds.reading.prompts import read_prompts
 from specds.sampling import Sampling
 from specds.tokenizer import Tokenizer
 
@@ -170,8 +171,9 @@ def make_base(folder: Path, model: LanguageModel) -> None:
     rows = results.read_rows(Path("bench"))
     _lines("bench2/journal.jsonl", [{"row": row, "steps": []} for row in rows])
     Path("cost.json").write_text(command("profile", "--json", *MODEL))
-    tune = ("tune", "--answers", "a.jsonl", "-p", "p.jsonl", "--cost", "cost.json", "--methods", "pld")
-    command(*tune, "--group", "group", "--held-out", "0", "--trials", "2", "--output", "config.json", *MODEL)
+    options = Method("pld", {"length": "8"}, budget=4)
+    stored = Method("rest", stores=(Path(STORE),))
+    write_config(Path("config.json"), options, {"a": stored, "b": options}, {"tuned": "by hand"})
 
 
 def _lines(path: str, records: Sequence[dict[str, Any]]) -> None:

@@ -17,9 +17,9 @@ from specds.datastore import segments
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.corpus import check_claims, document_ids, read_documents
 from specds.datastore.manifest import NAME
-from specds.datastore.prompts import BadRow, Prompt, read_prompts
 from specds.datastore.store import Store, open_store
 from specds.errors import CorruptStore, InputError, UsageError
+from specds.reading.prompts import BadRow, Prompt, read_prompts
 
 from ..tools import Run, edit_manifest, manifest_of, reseal
 

@@ -197,6 +197,26 @@ def test_results_that_cannot_be(result: tuple[Path, list[object]], run_cli: Run,
     run_cli("compare", path, path).refused("summary.json")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: row.pop("lossless"),
+        lambda row: row.update(seconds=(1 << 53) + 1),
+        lambda row: row.update(tokens=[["x"]]),
+        lambda row: row.update(prompt="\ud800"),
+        lambda row: row.update(new_tokens=0),
+    ],
+)
+def test_a_journal_of_what_was_not_measured(
+    change: Callable[[Any], object], result: tuple[Path, list[object]], run_cli: Run
+) -> None:
+    path, again = result
+    row = pq.read_table(path / "results.parquet").to_pylist()[0]
+    change(row)
+    (path / "journal.jsonl").write_text(json.dumps({"row": row, "steps": []}) + "\n")
+    run_cli(*again).refused("journal.jsonl")
+
+
 def test_a_figure_that_is_none_in_a_summary(result: tuple[Path, list[object]], run_cli: Run) -> None:
     path, _ = result
     summary = json.loads((path / "summary.json").read_text())

@@ -11,10 +11,10 @@ import pytest
 
 from specds.calibration.bench.contenders import Contender, Ours
 from specds.calibration.bench.run import Case, Plan, bench
-from specds.datastore.prompts import Prompt
 from specds.decode.engine import Engine
 from specds.decode.method import parse_methods
 from specds.model import LanguageModel
+from specds.reading.prompts import Prompt
 from specds.sampling import Sampling
 
 Bench = Callable[..., dict[str, Any]]

@@ -13,9 +13,9 @@ import pytest
 
 from specds.calibration.bench.results import JOURNAL, STEPS, Row, key_of, open_results, read_rows, read_steps
 from specds.calibration.bench.run import Case, choose_cases
-from specds.datastore.prompts import BadRow, Prompt
 from specds.errors import InputError, OutputError, PeerError, PromptError, UnsafeFile
 from specds.model import LanguageModel
+from specds.reading.prompts import BadRow, Prompt
 
 from ...tools import Mortal, Run, mortal
 from .conftest import Bench, case, ours

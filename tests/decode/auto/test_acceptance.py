@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specds.calibration.acceptance import Fit, Nodes, chances, collect, fit, reliability
-from specds.datastore.prompts import Prompt
 from specds.decode.auto.acceptance import Acceptance, calibration_path, choose_acceptance, load_acceptance, shipped
-from specds.decode.auto.expansion import FEATURES, SOURCES
+from specds.decode.auto.features import FEATURES, SOURCES
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.errors import InputError, UsageError
+from specds.reading.prompts import Prompt
 
 from ...conftest import VOCABULARY, make_model
 from ..test_loop import PROMPT

@@ -7,9 +7,7 @@ import pytest
 
 from specds.decode.auto.cross_request import CrossRequest
 from specds.decode.auto.drafter import Auto
-from specds.decode.auto.expansion import (
-    SOURCES,
-)
+from specds.decode.auto.features import SOURCES
 from specds.decode.contracts import Resources
 from specds.decode.engine import Engine
 from specds.decode.method import Method
@@ -65,7 +63,7 @@ def test_a_good_store_beside_an_adversarial_one_still_serves() -> None:
     assert steps[1] < 2 * steps[0] + 20
 
 
-def test_a_source_that_was_wrong_is_asked_again_when_it_is_right() -> None:
+def test_a_source_that_was_wrong_is_drafted_from_again_when_it_is_right() -> None:
     random = np.random.default_rng(4)
     foreign = [int(token) for token in random.integers(0, 20_000, 80)]
     truth = [int(token) for token in random.integers(0, 20_000, 400)]
@@ -103,7 +101,7 @@ def test_drafts_of_a_budget_depend_on_the_request_alone_and_name_their_sources()
     assert [draft.tokens.tolist() for draft in first] == [draft.tokens.tolist() for draft in second]
     names = {name for draft in first if draft.origin is not None for name in draft.origin.names()}
     assert {part for name in names for part in name.split("+")} <= set(SOURCES)
-    steps = list(Engine(model, Method("auto", {"without": "recycling+runners-up"}, budget=8)).steps(PROMPT, 40))
+    steps = list(Engine(model, Method("auto", {"without": "recycling+alternatives"}, budget=8)).steps(PROMPT, 40))
     origins = [step.draft.origin for step in steps if step.draft.origin is not None]
     assert {name for origin in origins for name in origin.names()} == {"context"}
     assert all("tree" in step.asked for step in steps[1:-1])

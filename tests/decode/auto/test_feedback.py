@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from specds.decode.auto.acceptance import shipped
-from specds.decode.auto.expansion import (
-    grow,
-    make_tries,
-)
+from specds.decode.auto.expansion import Limits, grow
+from specds.decode.auto.features import CONTEXT
 from specds.decode.auto.feedback import Feedback, reached
 
 from .growing import random_known
@@ -19,30 +17,20 @@ def test_corrections_follow_what_is_right_and_start_again_with_each_request() ->
     text, known = random_known(random, 4, 60)
     feedback = Feedback()
     feedback.start()
-    found = grow(
-        text,
-        known,
-        make_tries({}),
-        (np.empty(0, np.int32), np.empty(0, np.float32)),
-        (1.0, 0.5),
-        shipped().ensemble,
-        feedback.offsets,
-        1,
-        np.ones(34),
-        32,
-        0.01,
-    )
-    before = found.chance[found.parents < 0]
+    known = known._replace(active=1 << CONTEXT)
+    limits = Limits(np.ones(34), 32, 0.01)
+    grown = grow(text, known, shipped().ensemble, feedback.offsets, limits)
+    before = grown.chance[grown.parents < 0]
     for _ in range(30):
-        feedback.observe(found, np.array([99]))
-    wrong = feedback.offsets[0, 0]
+        feedback.observe(grown, np.array([99]))
+    wrong = feedback.offsets[CONTEXT, 0]
     assert wrong < -1
     feedback.start()
-    again = feedback.offsets[0, 0]
+    again = feedback.offsets[CONTEXT, 0]
     assert wrong < again < 0
-    top = int(found.tokens[found.parents < 0][np.argmax(before)])
+    top = int(grown.tokens[grown.parents < 0][np.argmax(before)])
     for _ in range(60):
-        feedback.observe(found, np.array([top]))
-    assert feedback.offsets[0, 0] > again
-    assert reached(found, np.array([99, 1])) == 0
-    assert reached(found, np.array([top])) == 1
+        feedback.observe(grown, np.array([top]))
+    assert feedback.offsets[CONTEXT, 0] > again
+    assert reached(grown, np.array([99, 1])) == 0
+    assert reached(grown, np.array([top])) == 1

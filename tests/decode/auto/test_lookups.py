@@ -15,7 +15,7 @@ from specds.datastore.store import open_store
 from specds.datastore.suffix import SuffixIndex
 from specds.datastore.suffix_array import build_suffix_array
 from specds.datastore.suffix_lookup import Parts
-from specds.decode.auto.lookups import _prefixes, neighbours, suffix_trees
+from specds.decode.auto.lookups import SuffixLookup, neighbours, suffix_trees, weighted_tree
 from specds.model import LanguageModel
 
 from ...datastore.test_dense import NewStore, states_of
@@ -42,13 +42,9 @@ def test_one_call_finds_what_the_steps_of_it_find(
                 if at_once is None or by_steps is None:
                     continue
                 found += 1
-                for one, other in zip(at_once.branches, by_steps.branches, strict=True):
-                    np.testing.assert_array_equal(one, other)
-                assert (at_once.weight, at_once.similarity, at_once.margin) == (
-                    by_steps.weight,
-                    by_steps.similarity,
-                    by_steps.margin,
-                )
+                for own, other in zip(at_once.continuations, by_steps.continuations, strict=True):
+                    np.testing.assert_array_equal(own, other)
+                assert at_once[1:] == by_steps[1:]
     assert found > 50
 
 
@@ -60,15 +56,35 @@ def test_trees_of_a_match_are_the_index_own(seed: int) -> None:
     text[::37] = 65535
     index = SuffixIndex(Parts([(text, build_suffix_array(text))]))
     tail = random.integers(0, 5, 12)
-    found = suffix_trees(index.parts, tail)
+    trees = suffix_trees(index, tail)
     match = index.match(tail, 16, 1)
-    assert found[0][1:] == (match.occurrences, match.length)
-    tokens, parents, counts = index.continuations(match, 12, 40)
-    for mine, own in zip(found[0][0], (tokens, parents, counts), strict=True):
-        assert mine.tolist() == own.tolist()
-    if match.length > 1:
-        last = index.match(tail[-1:], 1, 1)
-        assert found[2][1:] == (last.occurrences, 1)
+    shorter = min(max(2, match.length // 2), 4)
+    expected = {0: (match.length, 12, 40), 1: (shorter, 4, 16), 2: (1, 2, 8)}
+    assert trees.keys() == {0} | ({1} if match.length > 2 else set()) | ({2} if match.length > 1 else set())
+    for number, tree in trees.items():
+        length, depth, nodes = expected[number]
+        match = index.match(tail[-length:], length, 1)
+        assert (tree.total, tree.length) == (match.occurrences, length)
+        for own, other in zip(tree[:3], index.continuations(match, depth, nodes), strict=True):
+            assert own.tolist() == other.tolist()
+
+
+def test_the_store_that_came_true_is_asked() -> None:
+    """Both know the text's end as well; what one says of it is never right."""
+    wrong, right = (
+        SuffixIndex(Parts([(text, build_suffix_array(text))]))
+        for text in (np.array([1, 2, 9, 65535] * 3, np.uint16), np.array([1, 2, 3, 65535] * 3, np.uint16))
+    )
+    lookup = SuffixLookup([wrong, right], 16)
+    text = np.array([1, 2])
+    firsts = []
+    for _ in range(3):
+        firsts.append(int(lookup.ask(text)[0].tokens[0]))
+        lookup.observe(3)
+    assert firsts == [9, 3, 3]
+    lookup.skip()
+    lookup.observe(9)  # nothing was asked
+    assert int(lookup.ask(text)[0].tokens[0]) == 3
 
 
 @given(st.integers(0, 1 << 30))
@@ -77,7 +93,7 @@ def test_neighbours_become_one_tree_weighed_by_similarity(seed: int) -> None:
     random = np.random.default_rng(seed)
     block = random.integers(-1, 3, (int(random.integers(1, 9)), 4))
     similarity = np.sort(random.random(len(block)).astype(np.float32))[::-1].copy()
-    tokens, parents, mass, total, top, margin = _prefixes(block, similarity)
+    tokens, parents, mass, total, top, margin = weighted_tree(block, similarity)
     weights = np.exp(12.0 * (similarity.astype(np.float64) - similarity[0]))
     expected: Counter[tuple[int, ...]] = Counter()
     for row, weight in zip(block.tolist(), weights.tolist(), strict=True):

@@ -18,7 +18,7 @@ from specds.decode.auto.ngrams import (
     TOTAL,
     WIDTH,
     Followers,
-    Rows,
+    Likeliest,
     find_row,
     hash_tail,
 )
@@ -64,16 +64,16 @@ def test_a_new_follower_takes_the_place_of_the_rarest_and_oldest() -> None:
 
 
 def test_rows_are_kept_by_what_stands_before_them_in_the_tree() -> None:
-    rows = Rows()
+    likeliest = Likeliest()
     text, tokens, parents = np.array([5, 6, 7]), np.array([8, 9, 10], np.int32), np.array([-1, 0, -1], np.int32)
     ids = np.arange(4 * TOP, dtype=np.int32).reshape(4, TOP)
-    rows.keep(text, tokens, parents, ids, ids.astype(np.float32))
+    likeliest.record(text, tokens, parents, ids, ids.astype(np.float32))
     for context, row in (([5, 6, 7], 0), ([6, 7, 8], 1), ([7, 8, 9], 2), ([6, 7, 10], 3)):
         for size in (1, 2, 3):
-            assert rows.ids[find_row(rows.keys, key(context[-size:]))].tolist() == ids[row].tolist()
+            assert likeliest.rows.ids[find_row(likeliest.rows.keys, key(context[-size:]))].tolist() == ids[row].tolist()
     many = np.arange(20_000, dtype=np.int32).reshape(-1, TOP)
     for start in range(0, len(many), 50):
         chain = np.arange(100 + start, 149 + start, dtype=np.int32)
         below = np.arange(-1, 48, dtype=np.int32)
-        rows.keep(text, chain, below, many[start : start + 50], many[start : start + 50].astype(np.float32))
-    assert rows.ids[find_row(rows.keys, key([6, 7, 8]))].tolist() == ids[1].tolist()
+        likeliest.record(text, chain, below, many[start : start + 50], many[start : start + 50].astype(np.float32))
+    assert likeliest.rows.ids[find_row(likeliest.rows.keys, key([6, 7, 8]))].tolist() == ids[1].tolist()

@@ -45,14 +45,14 @@ def test_what_is_kept_is_the_best_part_of_the_draft(draft: Draft, curve: CostCur
     assert rate(len(kept)) == pytest.approx(best, rel=0.02)
 
 
-def test_free_rows_are_all_taken_and_dear_ones_none() -> None:
+def test_free_rows_are_all_taken_and_expensive_ones_none() -> None:
     draft = chain(range(20), [0.9] * 20)
     assert len(Adaptive(FREE).fit(draft, 100)) == 20
     assert len(Adaptive(STEEP).fit(chain([1], [0.5]), 100)) == 0
     assert 3 < len(Adaptive(FAIR).fit(draft, 100)) < 20
 
 
-def test_overconfident_scores_are_corrected_and_recover_in_time() -> None:
+def test_scores_that_expect_too_much_are_scaled_down_and_forgiven_in_time() -> None:
     budget = Adaptive(FAIR)
     draft = chain([1, 2, 3], [0.9, 0.9, 0.9])
     kept = [len(budget.fit(draft, 100))]

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specds.datastore.prompts import BadRow, Prompt, read_prompts
-from specds.datastore.rows import Wanted, rows
 from specds.errors import InputError, PromptError, UsageError
 from specds.limits import MAX_ROW
+from specds.reading.prompts import BadRow, Prompt, read_prompts
+from specds.reading.rows import Wanted, rows
 
 
 def user(text):

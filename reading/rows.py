@@ -519,7 +519,7 @@ def _too_long(where: str, most: int) -> PromptError:
 
 
 def _parquet_rows(path: str, wanted: Wanted, max_row: int) -> Iterator[tuple[str, Row | PromptError]]:
-    from specds.datastore.parquet_bounds import TooLarge, bounded_batches, open_parquet
+    from specds.parquet_bounds import TooLarge, bounded_batches, open_parquet
 
     if path == STDIN or unpacked(path) != path:
         raise InputError(
@@ -552,7 +552,7 @@ def _parquet_rows(path: str, wanted: Wanted, max_row: int) -> Iterator[tuple[str
 
 def _batch_rows(path: str, before: int, batch: Any, max_row: int) -> Iterator[tuple[str, Row | PromptError]]:
     """The rows of an Arrow batch. Arrow does not check on reading that text is UTF-8, or that Python has such dates."""
-    from specds.datastore.parquet_bounds import unfolded_bytes
+    from specds.parquet_bounds import unfolded_bytes
 
     every = batch.to_struct_array()
     together: list[Row] | None = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specds.datastore.rows import Row, Wanted, check_file, format_of, id_of, kind_of, layout_of, rows, text_of
 from specds.errors import PromptError
+from specds.reading.rows import Row, Wanted, check_file, format_of, id_of, kind_of, layout_of, rows, text_of
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 

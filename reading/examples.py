@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specds.datastore.prompts import BadRow, Message, messages_of
-from specds.datastore.rows import (
+from specds.errors import PromptError, UsageError
+from specds.printing import is_unicode
+from specds.reading.prompts import BadRow, Message, messages_of
+from specds.reading.rows import (
     STDIN,
     Layout,
     Row,
@@ -25,8 +27,7 @@ from specds.datastore.rows import (
     text_of,
     unpacked,
 )
-from specds.errors import PromptError, UsageError
-from specds.printing import is_unicode
+from specds.tokenizer import Tokenizer
 
 _MESSAGES: Layout = ("messages",)
 _TEXT: Layout = ("text",)
@@ -60,6 +61,18 @@ class Example:
     source: str
     prompt: tuple[Message, ...]
     response: str
+
+    def tokens(self, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+        """Token ids of the prompt, none for raw text, and of the response; an answer ends as a model would end it.
+
+        Raises:
+            PromptError: the chat template refuses the messages, or their text is not Unicode.
+        """
+        prompt = tokenizer.chat(self.prompt) if self.prompt else []
+        response = tokenizer.encode(self.response)
+        if self.prompt and tokenizer.end is not None:
+            response.append(tokenizer.end)
+        return prompt, response
 
 
 def read_examples(

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specds.datastore.examples import Example, read_examples
-from specds.datastore.prompts import BadRow
-from specds.datastore.rows import Wanted, dataset_rows
 from specds.errors import InputError, UsageError
+from specds.reading.examples import Example, read_examples
+from specds.reading.prompts import BadRow
+from specds.reading.rows import Wanted, dataset_rows
 
 
 def user(text):
@@ -296,7 +296,7 @@ def test_data_set_damaged_half_way_is_an_input_error(write, tmp_path):
 
 def test_data_set_that_cannot_be_reached_is_an_input_error(tmp_path):
     code = """
-from specds.datastore.examples import read_examples
+from specds.reading.examples import read_examples
 from specds.errors import InputError
 try:
     list(read_examples(["nobody/nothing:main"]))
@@ -312,8 +312,8 @@ except InputError as error:
 def test_reading_files_imports_neither_torch_nor_datasets(write):
     code = f"""
 import sys
-from specds.datastore.examples import read_examples
-from specds.datastore.prompts import read_prompts
+from specds.reading.examples import read_examples
+from specds.reading.prompts import read_prompts
 list(read_examples([{write("a.jsonl", {"text": "a"})!r}])), list(read_prompts(["a.jsonl"]))
 print(sorted({{"torch", "datasets", "pyarrow"}} & sys.modules.keys()))
 """
