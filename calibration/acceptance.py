@@ -46,7 +46,7 @@ class Nodes:
 
     @classmethod
     def join(cls, parts: Sequence[Nodes]) -> Nodes:
-        """One behind the other; prompts of different parts are different."""
+        """Concatenated; prompts of different parts are different."""
         starts = np.cumsum([0, *(int(part.prompt.max(initial=0)) + 1 for part in parts)])
         return cls(
             np.concatenate([part.features for part in parts]),
@@ -56,7 +56,7 @@ class Nodes:
 
 
 class Watched(Drafter):
-    """A drafter `auto` whose trees are kept: what it looked at behind each text, to be judged when the text is known.
+    """A drafter `auto` whose trees are kept: what it looked at after each text, to be judged when the text is known.
 
     Args:
         rows: most nodes that are verified; growth goes further.
@@ -110,7 +110,7 @@ def judge(kept: Sequence[tuple[int, Grown]], text: Sequence[int]) -> tuple[NDArr
     """Features and outcomes of what was looked at, now that the text is whole.
 
     Args:
-        kept: what was grown, each with the length of the text that it was grown behind.
+        kept: what was grown, each with the length of the text that it was grown after.
     """
     whole = np.array(text, np.int64)
     features, outcomes = [np.empty((0, len(FEATURES)), np.float32)], [np.empty(0, np.bool_)]
@@ -286,14 +286,14 @@ def reliability(chance: NDArray[np.float64], right: NDArray[np.bool_]) -> Reliab
     edges = np.linspace(0.0, 1.0, _BINS + 1)
     place = np.minimum((chance * _BINS).astype(np.int64), _BINS - 1)
     counts = np.bincount(place, minlength=_BINS)
-    promised = np.bincount(place, chance, _BINS) / np.maximum(counts, 1)
+    predicted = np.bincount(place, chance, _BINS) / np.maximum(counts, 1)
     accepted = np.bincount(place, right.astype(np.float64), _BINS) / np.maximum(counts, 1)
-    off = counts * np.abs(promised - accepted)
+    off = counts * np.abs(predicted - accepted)
     likely = slice(_BINS // 10, None)
     return Reliability(
         tuple(edges.round(6).tolist()),
         tuple(counts.tolist()),
-        tuple(promised.round(5).tolist()),
+        tuple(predicted.round(5).tolist()),
         tuple(accepted.round(5).tolist()),
         float(off.sum() / max(counts.sum(), 1)),
         float(off[likely].sum() / max(counts[likely].sum(), 1)),

@@ -143,7 +143,9 @@ def _records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
             if not isinstance(record, dict) or not isinstance(record.get("id"), str):
                 raise ValueError("no record")
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{where} is no answer of `specds decode`", "give what --output or stdout got") from error
+            raise InputError(
+                f"{where} is not an answer of `specds decode`", "give what --output or stdout got"
+            ) from error
         yield where, record
 
 

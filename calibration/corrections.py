@@ -27,7 +27,7 @@ class Calibration:
     Attributes:
         prompts, tokens: decoded and counted in this run.
         known: prompts that the table had counted before.
-        failed: rows that are no prompts, or that the model cannot take, with the reason.
+        failed: rows that are not prompts, or that the model cannot take, with the reason.
     """
 
     prompts: int = 0
@@ -49,8 +49,8 @@ def calibrate(
     loses some work and counts nothing twice. Prompts that the table has counted under the same conditions are skipped.
 
     Args:
-        engine: one whose verifier counts, and lets nothing pass: `csd` with `COUNTING`, and a fixed budget, because
-            what is drafted decides what is counted.
+        engine: one whose verifier counts, and accepts nothing lossily: `csd` with `COUNTING`, and a fixed budget,
+            because what is drafted decides what is counted.
 
     Raises:
         CorruptTable, ForeignTable: what `out` holds.

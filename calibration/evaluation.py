@@ -371,17 +371,18 @@ class _Documents:
 
 
 def template(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the chat template puts before and behind a single question, as token ids."""
-    one, other = (tokenizer.chat([{"role": "user", "content": text}]) for text in ("a 1 a", "b 2 b"))
-    before = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
-    behind = next((at for at, pair in enumerate(zip(one[::-1], other[::-1], strict=False)) if pair[0] != pair[1]), 0)
-    return tuple(one[:before]), tuple(one[len(one) - behind :])
+    """What the chat template puts before and after a single question, as token ids."""
+    first, second = (tokenizer.chat([{"role": "user", "content": text}]) for text in ("a 1 a", "b 2 b"))
+    before = next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), 0)
+    backwards = enumerate(zip(first[::-1], second[::-1], strict=False))
+    after = next((at for at, pair in backwards if pair[0] != pair[1]), 0)
+    return tuple(first[:before]), tuple(first[len(first) - after :])
 
 
 def _bare(prompt: tuple[int, ...], around: tuple[tuple[int, ...], tuple[int, ...]]) -> NDArray[np.int64]:
-    before, behind = around
+    before, after = around
     start = len(before) if prompt[: len(before)] == before else 0
-    end = len(prompt) - len(behind) if prompt[len(prompt) - len(behind) :] == behind else len(prompt)
+    end = len(prompt) - len(after) if prompt[len(prompt) - len(after) :] == after else len(prompt)
     return np.array(prompt[start:end], np.int64)
 
 

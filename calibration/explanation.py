@@ -31,7 +31,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one source was worth.
+    """What one source contributed.
 
     Attributes:
         name: the source.
@@ -84,11 +84,11 @@ def explain(path: str) -> Explanation:
     later in the text is not known from a trace; `specds replay` with `auto?without=…` knows.
 
     Raises:
-        InputError: it cannot be read, is no trace, or is empty.
+        InputError: it cannot be read, is not a trace, or is empty.
     """
     rows = read_trace(path, _COLUMNS)
     if any(len(row["asked"]) != len(row["asked_seconds"]) for row in rows):
-        raise InputError(f"{shown(path)} is no trace: a field is empty", "give a file that `decode --trace` wrote")
+        raise InputError(f"{shown(path)} is not a trace: a field is empty", "give a file that `decode --trace` wrote")
     if not rows:
         raise InputError(f"{shown(path)} holds no steps", "give a file that `decode --trace` wrote")
     later = [row for row in rows if row["step"] > 0]

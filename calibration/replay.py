@@ -292,16 +292,16 @@ def summarise(rows: Sequence[Replayed]) -> list[Summary]:
 
 
 def _plain_seconds(curve: CostCurve, answer: Recorded) -> float:
-    behind = len(answer.prompt) + np.arange(len(answer.tokens) - 1)
-    return _prompt_seconds(curve, len(answer.prompt)) + float(curve.predict(np.ones_like(behind), behind).sum())
+    contexts = len(answer.prompt) + np.arange(len(answer.tokens) - 1)
+    return _prompt_seconds(curve, len(answer.prompt)) + float(curve.predict(np.ones_like(contexts), contexts).sum())
 
 
 def _seconds(curve: CostCurve, answer: Recorded, steps: Sequence[Step]) -> float:
     """The passes by the curve; drafting as it was measured."""
     rows = np.array([len(step.draft) + 1 for step in steps[1:]], np.int64)
-    behind = np.array([step.position - 1 for step in steps[1:]], np.int64)
-    own = sum(step.draft_seconds for step in steps)
-    return _prompt_seconds(curve, len(answer.prompt)) + float(curve.predict(rows, behind).sum()) + own
+    contexts = np.array([step.position - 1 for step in steps[1:]], np.int64)
+    drafting = sum(step.draft_seconds for step in steps)
+    return _prompt_seconds(curve, len(answer.prompt)) + float(curve.predict(rows, contexts).sum()) + drafting
 
 
 def _prompt_seconds(curve: CostCurve, tokens: int) -> float:

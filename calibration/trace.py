@@ -280,7 +280,7 @@ def lacking(path: str) -> int:
     import pyarrow.parquet as pq
 
     check_file(path)
-    with reading(lambda why: InputError(f"{shown(path)} is no trace: {why}", _HINT)):
+    with reading(lambda why: InputError(f"{shown(path)} is not a trace: {why}", _HINT)):
         raw = (pq.read_schema(path).metadata or {}).get(_KEY, b"{}")
     try:
         lacks = json.loads(raw).get("lacks", 0)
@@ -299,7 +299,7 @@ def read_trace(path: str, columns: Sequence[str]) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     def refused(why: str) -> InputError:
-        return InputError(f"{shown(path)} is no trace: {why}", _HINT)
+        return InputError(f"{shown(path)} is not a trace: {why}", _HINT)
 
     check_file(path)
     with reading(refused):
@@ -323,7 +323,7 @@ def problem_of(row: Mapping[str, Any]) -> str | None:
                 return f"numbers that cannot be: {name} {value!r}"[:200]
     parents, path = row.get("draft_parents"), row.get("path")
     if parents is not None and not all(-1 <= parent < node for node, parent in enumerate(parents)):
-        return "a draft is no tree"
+        return "a draft is not a tree"
     if parents is not None and len(row.get("draft_scores", parents)) != len(parents):
         return "a draft's scores are not one a node"
     if parents is not None and path is not None and not all(0 <= node < len(parents) for node in path):
@@ -340,7 +340,7 @@ def read_passes(path: str) -> Passes:
     """The passes that a trace tells of.
 
     Raises:
-        InputError: as `read_trace`, or what is there is no number of rows or seconds.
+        InputError: as `read_trace`, or what is there is not a number of query tokens or seconds.
     """
     import numpy as np
 
@@ -351,9 +351,9 @@ def read_passes(path: str) -> Passes:
     forward, verify = (np.array([row[name] for row in rows], np.float64) for name in columns[4:])
     seconds = forward + verify
     if not (drafted < MOST_ROWS).all():
-        raise InputError(f"{shown(path)} is no trace: numbers that cannot be", _HINT)
+        raise InputError(f"{shown(path)} is not a trace: numbers that cannot be", _HINT)
     if not ((position >= 1) & (position < 1 << 40)).all():
-        raise InputError(f"{shown(path)} is no trace: positions that cannot be", _HINT)
+        raise InputError(f"{shown(path)} is not a trace: positions that cannot be", _HINT)
     later = step > 0
     first = ~later & (turn == 0)
     return Passes(drafted[later] + 1, position[later] - 1, seconds[later], position[first], seconds[first])

@@ -52,7 +52,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The fastest setting for a group of prompts, and what it is worth on prompts that it was not chosen by.
+    """The fastest setting for a group of prompts, and how fast it is on prompts that it was not chosen by.
 
     Attributes:
         group: its name; `all` for every prompt.

@@ -217,7 +217,7 @@ def _check_finite(asset: _Asset, values: NDArray[Any]) -> None:
     else:
         return
     if not sound.all():
-        raise ValueError(f"{asset.name} holds what is no number")
+        raise ValueError(f"{asset.name} holds a value that is not a number")
 
 
 def _check_below(path: Path, end: int, what: str) -> None:
@@ -458,11 +458,11 @@ def _check_faiss_contents(path: Path, shape: IndexShape) -> None:
             raise ValueError("an inverted list names a key that there is not")
         seen[ids] = True
         if shape.kept == "float32" and not _all_finite(data, start, count * shape.dims):
-            raise ValueError("it holds what is no number")
+            raise ValueError("it holds a value that is not a number")
     if not seen.all():
         raise ValueError("its inverted lists name a key twice")
     if not all(_all_finite(data, start, count) for start, count in found.floats):
-        raise ValueError("it holds what is no number")
+        raise ValueError("it holds a value that is not a number")
 
 
 def _all_finite(data: NDArray[np.uint8], start: int, count: int) -> bool:

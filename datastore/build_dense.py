@@ -185,7 +185,7 @@ class _Plan:
     @classmethod
     def of(cls, stream: TokenStream, max_length: int) -> _Plan:
         starts = stream.starts[:-1]
-        # Of n tokens the last has no continuation; the entry behind each document is its separator.
+        # Of n tokens the last has no continuation; the entry after each document is its separator.
         lengths = np.clip(np.diff(stream.starts) - 2, 0, max_length)
         return cls(starts, lengths, np.concatenate([[0], np.cumsum(lengths)]), max_length)
 

@@ -2,7 +2,7 @@
 
 A search by similarity alone finds neighbours of which a good part are followed by another token, and takes its time to
 be approximate. Who wants those followed by one token (DReSD §3.5) need only look at these: some thousands of a store of
-hundreds of thousands, in one byte a number, one behind the other in memory.
+hundreds of thousands, in one byte a number, contiguous in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Table(NamedTuple):
     Attributes:
         starts: int64[m + 1]: the rows of token t are starts[t] … starts[t + 1] - 1; of others there are none.
         codes: int8[n, dims]: keys, as whole numbers.
-        scales: float32[n]: what one of them is worth.
+        scales: float32[n]: the value of a code of 1.
         positions: uint32[n] or uint64[n]: where continuations start.
     """
 
@@ -90,9 +90,9 @@ class ByToken:
 
 @compiled
 def _encode(keys: Any, place: Any, codes: Any, scales: Any) -> None:
-    """Keys as whole numbers up to 127, and what one of them is worth; those of no place are left out.
+    """Keys as whole numbers up to 127, and the value of a 1; those of no place are left out.
 
-    A key that is no unit vector, or not all numbers, is like nothing.
+    A key that is not a unit vector, or not finite, is similar to nothing.
     """
     for row in range(len(keys)):
         to = place[row]

@@ -1,4 +1,4 @@
-"""What the numbers of a store's indexes say, for `specds verify`: files can be as they were written, and still lie."""
+"""What the numbers of a store's indexes say, for `specds verify`: intact files may still be adversarial."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def token_stream(store: Store, shards: Sequence[Shard] | None = None) -> TokenSt
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """A batch of token lists: int32[n] one behind the other, and int64[rows] lengths."""
+    """A batch of token lists: int32[n] concatenated, and int64[rows] lengths."""
 
     flat: NDArray[np.int32]
     lengths: NDArray[np.int64]

@@ -441,7 +441,7 @@ def _parse(path: Path, raw: bytes) -> _Described:
 def _count(record: dict[str, Any], name: str) -> int:
     number = record.get(name)
     if type(number) is not int or not 0 <= number < _MOST_COUNTED:
-        raise ValueError(f"its {name} are no number")
+        raise ValueError(f"its {name} are not numbers")
     return number
 
 

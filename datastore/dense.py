@@ -60,7 +60,7 @@ class DensePart:
             if normalizer.components.shape != (parameters["dims"], parameters["hidden_size"]):
                 raise ValueError(f"the normalizer's components are {normalizer.components.shape}")
             if not all(np.isfinite(part).all() for part in (normalizer.mean, normalizer.scale, normalizer.components)):
-                raise ValueError("the normalizer holds what is no number")
+                raise ValueError("the normalizer holds a value that is not a number")
             removed = int(parameters["removed"])
         except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
             raise CorruptStore(
@@ -125,7 +125,7 @@ class DenseIndex:
     """Nearest hidden states, and what followed them (DReSD §3.5: keys are states, values the next tokens).
 
     Attributes:
-        parts: the segments, one behind the other: a position counts through all their tokens.
+        parts: the segments, concatenated: a position counts through all their tokens.
         starts: int64[parts], where each part's tokens start.
     """
 
@@ -164,8 +164,8 @@ class DenseIndex:
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """The most similar positions to a hidden state of those where a token stands.
 
-        All keys that the token follows are compared. In a segment where these are more than an approximate search is
-        worth, or where keys are not kept as numbers, it is those among the 2 k nearest keys.
+        All keys that the token follows are compared. In a segment where an approximate search is cheaper than comparing
+        these, or where keys are not kept as numbers, it is those among the 2 k nearest keys.
 
         Returns:
             similarity float32[≤ k] (to within 0.01, falling), and where each continuation starts, int64[≤ k].
@@ -207,11 +207,11 @@ class DenseIndex:
         return [row[:end] for row, end in zip(block, ends, strict=True)]
 
     def following(self, positions: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """int64[n, length]: the tokens from each position on; -1 where its document ends, and behind that others'."""
+        """int64[n, length]: the tokens from each position on; -1 where its document ends, and after that others'."""
         return self._tokens(positions[:, None] + np.arange(length))
 
     def _tokens(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The tokens at these places; -1 where a document ends, or behind everything."""
+        """The tokens at these places; -1 where a document ends, or past the end of all."""
         if len(self.parts) == 1:
             return _tokens(self.parts[0].tokens, at)
         owner = np.searchsorted(self.starts, at, side="right") - 1

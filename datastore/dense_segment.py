@@ -88,7 +88,7 @@ def write_segment(
     """Index keys, measure the index, and write a segment, which `Writer.change` then makes part of the store.
 
     Args:
-        parts: keys of documents, one behind the other in the corpus's order; at least one key.
+        parts: keys of documents, concatenated in the corpus's order; at least one key.
         about: `index`, `kept`, `leaves`, `search` (see `ann.build`); everything else goes into the parameters.
     """
     directory = writer.segment_path("dense")

@@ -120,7 +120,7 @@ def export_parquet(
     ):
         for rows in _batches(records):
             for row in rows if tokenizer is not None else ():
-                # Lone surrogates, which a byte fallback can give, are no UTF-8.
+                # Lone surrogates, which a byte fallback can give, are not valid UTF-8.
                 row |= {name: row[name].encode("utf-8", "replace").decode() for name in ("prompt", "response")}
             file.write_batch(pa.RecordBatch.from_pylist(rows, schema))
             documents += len(rows)

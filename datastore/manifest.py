@@ -1,4 +1,4 @@
-"""The manifest: what a datastore holds, checked field by field before anything else is believed."""
+"""The manifest: what a datastore holds, checked field by field before anything else is trusted."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from specds.files import create, open_regular
 
 
 def write_array(path: Path, *arrays: NDArray[Any], below: Path) -> None:
-    """A new file of these arrays, one behind the other. Raises: as `files.create`, and OSError on a full disk."""
+    """A new file of these arrays, concatenated. Raises: as `files.create`, and OSError on a full disk."""
     with create(path, below) as file:
         for array in arrays:
             array.tofile(file)

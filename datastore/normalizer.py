@@ -82,7 +82,7 @@ class Normalizer:
                 "run `specds build-dense --replace`",
             )
         key: NDArray[np.float32] = _key(self.mean, self.scale, self.components, state)
-        # A state that is no number is near nothing, and a library may end the process that asks what is.
+        # A state that is not finite has no neighbours, and an ANN library may end the process that asks for them.
         return key if np.isfinite(key).all() else np.zeros_like(key)
 
     def same(self, other: Normalizer) -> bool:
@@ -126,7 +126,7 @@ class Normalizer:
             ("scale", scale, _MOST_SCALE),
             ("components", components, _MOST_COMPONENT),
         ):
-            if not (np.abs(numbers) <= most).all():  # nor is what is no number
+            if not (np.abs(numbers) <= most).all():  # false for NaN, too
                 raise ValueError(f"{path.name}: its {name} go beyond {most:g}")
         kept, sampled = float(about.get("explained_variance", "nan")), int(about.get("sampled", "0"))
         return cls(mean, scale, components, kept, sampled)

@@ -46,7 +46,7 @@ def _machine_memory() -> int:
 def to_join(segments: Sequence[Segment], tokens: int, most: int) -> list[Segment]:
     """The last segments that a new one of so many tokens takes in, so that n tokens are at most log2 n segments.
 
-    Each is at most as large as all that comes behind it: a token is indexed again only when its segment at least
+    Each is at most as large as all that comes after it: a token is indexed again only when its segment at least
     doubles, and a small addition to a large index costs what the addition does.
 
     Args:

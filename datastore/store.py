@@ -387,7 +387,7 @@ def find_problems(path: Path | str) -> tuple[list[str], int, int]:
         what is missing, of another size, or of another checksum (empty: the store is whole); files; bytes.
 
     Raises:
-        NotAStore, StoreVersionError, CorruptStore: there is no manifest that could be believed.
+        NotAStore, StoreVersionError, CorruptStore: there is no valid manifest.
         UnsafeStore: something in its directory leads out of it; nothing was read.
     """
     path = Path(path)

@@ -269,7 +269,7 @@ def _begins(part: Part, rank: int, query: Array, start: int) -> bool:
 
 @compiled
 def _following(part: Part, rank: int, length: int) -> int:
-    """The token `length` places into the suffix of this rank; END for a separator, NOTHING behind the text."""
+    """The token `length` places into the suffix of this rank; END for a separator, NOTHING past the end of the text."""
     _, _, n, _, width, _ = part
     p = _position(part, rank)
     if p < 0 or p >= n or p + length >= n:

@@ -1,6 +1,6 @@
 """Where specds keeps what it could make again: one rule for converted models, cost curves and compiled code.
 
-What lies in such a place is believed, and machine code in it runs. So it must belong to the user, or to root who may
+What lies in such a place is trusted, and machine code in it runs. So it must belong to the user, or to root who may
 have filled it when an image was made, and nobody else may be able to write there.
 """
 
@@ -46,10 +46,10 @@ def cache_directory(kind: str) -> Path:
 
 
 def cache_directories(kind: str) -> Iterator[Path]:
-    """Where things of a kind may have been kept: read-only places, if any, and behind them `cache_directory`."""
+    """Where things of a kind may have been kept: read-only places, if any, and after them `cache_directory`."""
     for root in _roots():
         writable = claim(root) and claim(root / kind)
-        if writable or (believed(root) and believed(root / kind)):
+        if writable or (trusted(root) and trusted(root / kind)):
             yield root / kind
         if writable:
             return
@@ -98,10 +98,10 @@ def claim(directory: Path) -> bool:
             directory.mkdir(mode=_PRIVATE, exist_ok=True)
     except OSError:
         return False
-    return believed(directory) and os.access(directory, os.W_OK | os.X_OK)
+    return trusted(directory) and os.access(directory, os.W_OK | os.X_OK)
 
 
-def believed(directory: Path) -> bool:
+def trusted(directory: Path) -> bool:
     """Whether there is such a directory, this user's or root's, that nobody else can write to."""
     try:
         # Of a link, both ends: whoever may change the link decides what is found behind it.

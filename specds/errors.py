@@ -62,7 +62,7 @@ class UnsupportedModel(ModelError):
 
 
 class PeerError(SpecdsError):
-    """Another engine, measured beside ours, died or answered something that is no answer."""
+    """Another engine, measured beside ours, died or answered something that is not an answer."""
 
 
 class ResourceError(SpecdsError):
@@ -102,7 +102,7 @@ class MissingIndex(StoreError):
 
 
 class CorruptTable(StoreError):
-    """A correction table is damaged, was edited, or is none."""
+    """A correction table is damaged, was edited, or is not one."""
 
     def __init__(self, message: str, hint: str = "name one that `specds calibrate-csd` wrote, or a copy of it") -> None:
         super().__init__(message, hint)
@@ -126,18 +126,18 @@ def first_line(error: BaseException) -> str:
 
 
 def shortage(error: BaseException) -> ResourceError | None:
-    """The lack of memory, files or threads that is behind an error, whatever the error itself blames; None if none is.
+    """The lack of memory, files or threads that caused an error, whatever the error itself blames; None if none is.
 
     A file that cannot be opened because too many are open looks damaged to whoever wanted to read it.
     """
     said = error.message if isinstance(error, SpecdsError) else first_line(error)
-    behind: BaseException | None = error
-    while behind is not None:
-        if what := _short_of(behind):
+    cause: BaseException | None = error
+    while cause is not None:
+        if what := _short_of(cause):
             lack, hint = what
-            where = behind.filename if isinstance(behind, OSError) and behind.filename else said
+            where = cause.filename if isinstance(cause, OSError) and cause.filename else said
             return ResourceError(lack if where == type(error).__name__ else f"{lack}: {where}", hint)
-        behind = behind.__cause__ or behind.__context__
+        cause = cause.__cause__ or cause.__context__
     return None
 
 

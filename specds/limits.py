@@ -49,7 +49,7 @@ MAX_MANIFEST = Limit("SPECDS_MAX_MANIFEST", 16 << 20)
 
 
 def parse_size(text: str) -> int | None:
-    """Bytes of a size such as 500MB, 2GB or 1.5GiB; None if it is no size."""
+    """Bytes of a size such as 500MB, 2GB or 1.5GiB; None if it is not a size."""
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kKMGT]?)(i?)B?", text.strip())
     if not found:
         return None

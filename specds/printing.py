@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Text with everything that is no printable character spelled out: escape sequences, lone surrogates, controls.
+    """Text with everything that is not printable spelled out: escape sequences, lone surrogates, controls.
 
     Args:
         lines: the ends of lines stay what they are.

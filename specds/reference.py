@@ -63,10 +63,10 @@ def lead(model: LanguageModel, tokens: Sequence[int]) -> float:
     return float(best[0] - best[1])
 
 
-def behind(
+def logit_gap(
     model: LanguageModel, tokens: Sequence[int], candidates: Sequence[int], sampling: Sampling, prompt: Sequence[int]
 ) -> float:
-    """By how much the last of some candidates is behind what the model picks after `tokens`, in logits.
+    """By how much the worst of some candidates is below what the model picks after `tokens`, in logits.
 
     Near 0, rounding decides between them. Above temperature 0 the draws' own noise counts, as it does in picking;
     infinite for a token that top-k or top-p leaves out.

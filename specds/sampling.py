@@ -103,7 +103,7 @@ def numbers(logits: torch.Tensor) -> NDArray[np.float32]:
     """A row of logits on the CPU in float32.
 
     Raises:
-        ModelError: one of them is no number; any token that came of that would be arbitrary.
+        ModelError: one of them is not a number; any token that came of that would be arbitrary.
     """
     row = unchecked(logits)
     highest(row)
@@ -114,11 +114,11 @@ def highest(row: NDArray[np.float32]) -> int:
     """The token with the largest logit, of equals the first.
 
     Raises:
-        ModelError: one of the logits is no number.
+        ModelError: one of the logits is not a number.
     """
-    token = int(row.argmax())  # of the first that is no number, if there is one
+    token = int(row.argmax())  # of the first NaN, if there is one
     if np.isnan(row[token]):
-        raise ModelError("the model gives logits that are no numbers", "its weights are damaged, or overflow its dtype")
+        raise ModelError("the model gives logits that are NaN", "its weights are damaged, or overflow its dtype")
     return token
 
 

@@ -168,7 +168,7 @@ def test_a_damaged_leftover_is_replaced(name: str, how: str, gguf_file: Path, ca
 
 
 @pytest.mark.parametrize("mark", ["{}", "[]", "null", '{"sizes": {}}', '{"sizes": []}', '{"sizes": {"model": null}}'])
-def test_a_mark_that_says_nothing_is_not_believed(mark: str, gguf_file: Path, cache: Path) -> None:
+def test_a_mark_that_says_nothing_is_not_trusted(mark: str, gguf_file: Path, cache: Path) -> None:
     home, _ = find_model(str(gguf_file))
     whole = snapshot(home)
     (home / "specds.json").write_text(mark)
@@ -226,7 +226,7 @@ def test_without_a_cache_a_model_is_converted_among_temporary_files_and_says_so(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_model_that_another_user_could_have_written_is_not_believed(
+def test_a_model_that_another_user_could_have_written_is_not_trusted(
     gguf_file: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a cache that several share, each converts for itself."""

@@ -26,13 +26,13 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
     the prompts that both hold, the median of the second's tokens/s over the first's, with its interval.
 
     Raises:
-        InputError: one of them is no result.
+        InputError: one of them is not a result.
     """
     summaries = [read_json(path / SUMMARY) for path in (first, second)]
     try:
         return _compare([first, second], summaries, [read_rows(path) for path in (first, second)])
     except (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError) as error:
-        raise InputError(f"{first} or {second} is no result of `specds bench`", "measure again") from error
+        raise InputError(f"{first} or {second} is not a result of `specds bench`", "measure again") from error
 
 
 def _compare(paths: list[Path], summaries: list[dict[str, Any]], rows: list[list[Row]]) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _changed(one: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, 
 
 def _name(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError("a name is none")
+        raise TypeError("a name is not text")
     return value
 
 
@@ -100,7 +100,7 @@ def _estimate(value: Any) -> Estimate | None:
     found = {name: value[name] for name in ("value", "low", "high")}
     numbers = [one for name, one in found.items() if one is not None or name == "value"]
     if not all(isinstance(one, int | float) and abs(one) < _MOST for one in numbers):
-        raise TypeError("a figure is none")
+        raise TypeError("a figure is not a number")
     return found
 
 

@@ -124,7 +124,7 @@ class Worker:
         """The answer to one request.
 
         Raises:
-            PeerError: it died, was silent for too long, or answered something that is no record of this request.
+            PeerError: it died, was silent for too long, or answered something that is not a record of this request.
         """
         process = self._running()
         assert process.stdin is not None
@@ -140,7 +140,7 @@ class Worker:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise self._broken(f"answered {line.strip()[:60]!r}, which is no JSON") from error
+            raise self._broken(f"answered {line.strip()[:60]!r}, which is not JSON") from error
         if not isinstance(record, dict) or record.get("id") != request["id"]:
             raise self._broken(f"answered a record that is not of request {request['id']!r}")
         return record
@@ -284,7 +284,7 @@ def complaints(measured: Measured) -> list[str]:
             drafted = tuple(int(step.draft.tokens[node]) for node in step.path)
             parents = tuple(int(step.draft.parents[node]) for node in step.path)
             if parents != (-1, *step.path)[: len(parents)]:
-                found.append(f"{where} accepts nodes that are no path")
+                found.append(f"{where} accepts nodes that are not a path")
             if (
                 not step.tokens
                 or len(step.tokens) > len(drafted) + 1

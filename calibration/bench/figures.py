@@ -171,7 +171,7 @@ def _texts(rows: Sequence[Row]) -> dict[str, Any]:
 def steps_of(path: Path, prompts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What the steps of each of our methods show, prefills left out.
 
-    `lengths`: how many steps accepted so many tokens. `depth`: of the steps whose draft went on to a depth behind what
+    `lengths`: how many steps accepted so many tokens. `depth`: of the steps whose draft went on to a depth beyond what
     was accepted before it, how many accepted a token there. `budget`: MAT of the same steps, had only the likeliest so
     many nodes been verified (the text would have gone on otherwise: an estimate, and only up to what was drafted).
     `shares` and `rate` are what is plotted of them, `low` and `high` the rate's interval. `cost`: median seconds of a

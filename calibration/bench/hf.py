@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--trust-remote-code", action="store_true")
     options = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # what a library prints is not an answer
 
     def load(name: str, revision: str | None = None) -> LanguageModel:
         return load_model(

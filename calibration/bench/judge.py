@@ -9,7 +9,7 @@ from typing import Any
 from specds.calibration.bench.quality import correct, rouge_l
 from specds.calibration.bench.results import Row
 from specds.model import LanguageModel
-from specds.reference import LogProbabilities, behind
+from specds.reference import LogProbabilities, logit_gap
 from specds.sampling import Sampling
 
 PLAIN = "none"
@@ -39,7 +39,7 @@ def compare_texts(rows: Sequence[Row], model: LanguageModel, sampling: Sampling,
     """Fill in `same`, `differs_turn`, `differs_at`, `gap` and `near_tie` of every answer.
 
     The gap is measured by transformers' own pass over plain decoding's text up to there: by how many logits the worse
-    of the two tokens is behind the model's pick. It is missing where one of the texts had ended.
+    of the two tokens is below the model's pick. It is missing where one of the texts had ended.
     """
     plain = {row["prompt"]: row for row in reversed(rows) if row["method"] == PLAIN and not row["error"]}
     known: dict[tuple[Any, ...], float | None] = {}
@@ -58,7 +58,7 @@ def compare_texts(rows: Sequence[Row], model: LanguageModel, sampling: Sampling,
             key = (row["prompt"], turn, at, one[at], two[at])
             if key not in known:
                 prompt = base["prompt_tokens"][turn]
-                known[key] = behind(model, [*prompt, *one[:at]], (one[at], two[at]), sampling, prompt)
+                known[key] = logit_gap(model, [*prompt, *one[:at]], (one[at], two[at]), sampling, prompt)
             gap = known[key]
         row |= {"differs_turn": turn, "differs_at": at, "near_tie": gap is not None and gap <= near_tie}
         row["gap"] = gap if gap is not None and math.isfinite(gap) else None
@@ -114,7 +114,7 @@ def problems_of(rows: Sequence[Row]) -> list[Problem]:
             say("failed", row, row["error"])
             continue
         if row["lossless"] and row["same"] is False and not row["near_tie"]:
-            gap = "where one text ends" if row["gap"] is None else f"{row['gap']:.4f} logits behind the model's pick"
+            gap = "where one text ends" if row["gap"] is None else f"{row['gap']:.4f} logits below the model's pick"
             say("text", row, f"token {row['differs_at']} of turn {row['differs_turn']} is not plain decoding's, {gap}")
         for one in row["complaints"][:_MOST_COMPLAINTS]:
             say("steps", row, one)

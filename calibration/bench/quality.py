@@ -1,4 +1,4 @@
-"""What a lossy method's texts are worth: beside plain decoding's, and beside a reference where the prompt has one."""
+"""How good a lossy method's texts are: beside plain decoding's, and beside a reference where the prompt has one."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def report(summary: dict[str, Any]) -> str:
         f"<title>specds bench: {escape(model['name'])}</title><style>{plot_style}{_STYLE.read_text()}</style></head>\n"
         f"<body><main>{''.join(filter(None, parts))}</main></body></html>\n"
     )
-    # What an id or a name holds that is no character to be seen (an escape sequence, a lone surrogate) is spelled out.
+    # What an id or a name holds that is not printable (an escape sequence, a lone surrogate) is spelled out.
     return printable(page, lines=True)
 
 
@@ -82,7 +82,7 @@ class _Fastest:
 
 
 def _ranked(summary: dict[str, Any], group: dict[str, Any], *, lossless: bool) -> list[_Fastest]:
-    """The methods but plain decoding, the fastest first: those that promise its text, or the others."""
+    """The methods but plain decoding, the fastest first: the lossless ones, or the lossy ones."""
     found = [
         _Fastest(one["name"], **group["methods"][one["name"]]["speedup"][PLAIN])
         for one in summary["methods"]
@@ -92,7 +92,7 @@ def _ranked(summary: dict[str, Any], group: dict[str, Any], *, lossless: bool) -
 
 
 def _best(summary: dict[str, Any], group: dict[str, Any]) -> str:
-    """The fastest of the methods that promise plain decoding's text, plain decoding included."""
+    """The fastest of the lossless methods, plain decoding included."""
     ranked = _ranked(summary, group, lossless=True)
     return ranked[0].name if ranked and ranked[0].value > 1 else PLAIN
 
@@ -118,7 +118,7 @@ def _headline(summary: dict[str, Any], group: dict[str, Any]) -> str:
         else:
             said.append(f"Plain decoding is the fastest: {best.name}, the next, is {best.text} over {count}.")
     if lossy and (not ranked or lossy[0].value > max(1.0, ranked[0].value)):
-        said.append(f"{lossy[0].name}, which does not promise the same text, is {lossy[0].text}.")
+        said.append(f"{lossy[0].name}, which is not lossless, is {lossy[0].text}.")
     return f'<p class="headline">{escape(" ".join(said))}</p>{_caution([group])}'
 
 
@@ -189,7 +189,7 @@ def _overview(summary: dict[str, Any], group: dict[str, Any]) -> str:
             Figure.of(own["drafted_per_step"], 1, alone=True),
             Figure.of(own["drafting"], 2, percent=True, alone=True),
         ]
-        cells.append(f"{own['same']} of {own['answers']}" + ("" if one["lossless"] else ", not promised"))
+        cells.append(f"{own['same']} of {own['answers']}" + ("" if one["lossless"] else ", lossy"))
         kind = frozenset({-1} if one["name"] == best else ())
         rows.append(Row(one["name"], cells, "peer" if one["peer"] else "", kind))
     title = f"All prompts ({group['prompts']})" if group["group"] == ALL else group["group"]
@@ -255,8 +255,8 @@ def _quality(summary: dict[str, Any], group: dict[str, Any]) -> str:
         rows.append(Row(name, cells))
     columns = ["method", "× plain", "log p a token", "unchanged", "ROUGE-L to plain", "to reference", "correct", "of"]
     text = (
-        "Methods that do not promise plain decoding's text: what it is worth. log p is the mean log-probability of the "
-        "text's tokens under the target."
+        "How good the texts of lossy methods are. log p is the mean log-probability of the text's tokens under the "
+        "target."
     )
     return _section("Quality", _table(Grid("quality", columns, rows)), text)
 

@@ -201,7 +201,7 @@ def open_results(path: Path, options: dict[str, Any]) -> Iterator[Results]:
             raise OutputError(f"{path} is not a directory", "choose another --out")
         strange = not fresh and any(one.name != JOURNAL and one.name[0] != "." for one in path.iterdir())
         if strange and not (path / RUN).exists():
-            raise InputError(f"{path} holds something that is no result of `specds bench`", "choose another --out")
+            raise InputError(f"{path} holds something that is not a result of `specds bench`", "choose another --out")
         path.mkdir(parents=True, exist_ok=True)
         files_in(path)  # nothing in it may lead elsewhere
         with contextlib.ExitStack() as stack:
@@ -243,11 +243,11 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise InputError(f"{path} is no file of `specds bench`", _AGAIN)
+    raise InputError(f"{path} is not a file of `specds bench`", _AGAIN)
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -300,10 +300,10 @@ def _damaged(path: Path, why: str) -> InputError:
 
 
 def _row_problem(row: Any) -> str | None:
-    """What makes a row none that a bench wrote."""
+    """What makes a row invalid: a bench did not write it so."""
     kinds = {field.name: field.type for field in results_schema()}
     if not isinstance(row, dict) or row.keys() != kinds.keys():
-        return "a row is none"
+        return "a row is not one of a bench"
     failed = row.get("error") is not None
     for name, kind in kinds.items():
         value = row.get(name)
@@ -311,7 +311,7 @@ def _row_problem(row: Any) -> str | None:
             if name in _ALWAYS or (name in _ANSWERED and not failed):
                 return f"a row has no {name}"
         elif not fits(value, kind):
-            return f"a row's {name} are none"
+            return f"a row's {name} are not valid"
     if failed:
         return None
     turns = {len(row[name]) for name in ("prompt_tokens", "tokens", "texts", "finish_reasons")}
@@ -328,9 +328,9 @@ def _row_problem(row: Any) -> str | None:
 
 
 def _session_problem(session: Any) -> str | None:
-    """What makes a session none that a bench wrote."""
+    """What makes a session invalid: a bench did not write it so."""
     if not isinstance(session, dict) or session.keys() != {"date", "command", "machine", "versions", "git"}:
-        return "a session is none"
+        return "a session is not one of a bench"
     git = session["git"]
     texts = [session["date"], session["command"], *([] if git is None else [_field(git, "commit")])]
     if not all(isinstance(text, str) for text in texts):
@@ -416,9 +416,9 @@ def _read_journal(path: Path, journal: IO[bytes]) -> dict[Key, Row]:
 
 def _step_problem(step: Any) -> str | None:
     if not isinstance(step, dict):
-        return "a step is none"
+        return "a step is not one of a trace"
     if not all(field.name in step and fits(step[field.name], field.type) for field in trace_schema()):
-        return "a step is none"
+        return "a step is not one of a trace"
     return problem_of(step)
 
 

@@ -44,7 +44,7 @@ class Case:
     """A prompt that is measured.
 
     Attributes:
-        key: unique in a run: the prompt's id, with a number behind it where several prompts have the same.
+        key: unique in a run: the prompt's id, with a number after it where several prompts have the same.
         group: the row of the tables that it counts in.
     """
 

@@ -189,11 +189,11 @@ def test_the_oldest_and_newest_part_of_a_source(model: LanguageModel, filled: St
 
 def test_a_chat_template_is_no_overlap() -> None:
     tokenizer = find_tokenizer("smollm2-135m")
-    before, behind = template(tokenizer)
+    before, after = template(tokenizer)
     text = tokenizer.chat([{"role": "user", "content": "Sort a list."}])
     assert tuple(text[: len(before)]) == before
-    assert tuple(text[len(text) - len(behind) :]) == behind
-    assert tokenizer.decode(text[len(before) : len(text) - len(behind)]) == "Sort a list."
+    assert tuple(text[len(text) - len(after) :]) == after
+    assert tokenizer.decode(text[len(before) : len(text) - len(after)]) == "Sort a list."
 
 
 def test_what_cannot_be_evaluated(model: LanguageModel, tmp_path: Path, answers: list[Recorded]) -> None:

@@ -265,7 +265,7 @@ def test_a_trace_holds_the_answers_too(run_cli: Run, asked: Path, tmp_path: Path
         found.append(row)
     assert found[0] == found[1]
     trace.write_bytes(b"PAR1")
-    run_cli("replay", "--answers", trace, "-p", asked, "--methods", "pld", *model).refused("is no trace")
+    run_cli("replay", "--answers", trace, "-p", asked, "--methods", "pld", *model).refused("is not a trace")
 
 
 def test_answers_to_other_prompts_are_refused(run_cli: Run, asked: Path, tmp_path: Path, tiny_directory: Path) -> None:
@@ -279,7 +279,7 @@ def test_answers_to_other_prompts_are_refused(run_cli: Run, asked: Path, tmp_pat
     other.write_text('{"id": "x", "prompt": "w1"}\n')
     run_cli(*replaying, "-p", other).refused("not among the prompts")
     answers.write_text("{}\n")
-    run_cli(*replaying, "-p", asked).refused("no answer of")
+    run_cli(*replaying, "-p", asked).refused("not an answer of")
     answers.write_text("")
     run_cli(*replaying, "-p", asked).refused("no answers")
     answers.write_text('{"id": "p0", "text": "", "tokens": [4000], "prompt_tokens": 7}\n')

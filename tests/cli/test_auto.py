@@ -145,12 +145,12 @@ def test_what_a_source_was_worth_is_counted_by_hand(tmp_path: Path) -> None:
 def test_other_files_are_no_traces(content: bytes, tmp_path: Path, run_cli: Run) -> None:
     path = tmp_path / "t.parquet"
     path.write_bytes(content)
-    with pytest.raises(InputError, match="is no trace"):
+    with pytest.raises(InputError, match="is not a trace"):
         explain(str(path))
     result = run_cli("explain", path)
     assert (result.code, result.out) == (1, "")
     pq.write_table(pa.table({"prompt": ["a"]}), path)
-    with pytest.raises(InputError, match="is no trace"):
+    with pytest.raises(InputError, match="is not a trace"):
         explain(str(path))
     pq.write_table(trace_schema().empty_table(), path)
     with pytest.raises(InputError, match="holds no steps"):

@@ -409,7 +409,7 @@ def test_merging_takes_the_indexes_along(
     after = snapshot(merged.path)
     with pytest.raises(UsageError, match="not empty"):
         merge(stores[:2], merged.path)
-    assert merge(stores, merged.path).done is not None  # as after a kill behind the commit
+    assert merge(stores, merged.path).done is not None  # as after a kill just after the commit
     assert snapshot(merged.path) == after
     fill(one, [([9], [9])], source="new")
     with pytest.raises(UsageError, match="not empty"):

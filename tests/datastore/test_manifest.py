@@ -1,4 +1,4 @@
-"""The manifest: what is written is what is read, and nothing else is believed."""
+"""The manifest: what is written is what is read, and nothing else is trusted."""
 
 from __future__ import annotations
 

@@ -28,13 +28,13 @@ SKIP = frozenset({1, 2})
 
 
 def sketched(target: Target, tokens: list[int]) -> list[torch.Tensor]:
-    """Sketch tokens one behind the other."""
+    """Sketch tokens one after the other."""
     return [target.sketch(token, ahead, SKIP).clone() for ahead, token in enumerate(tokens)]
 
 
 @pytest.mark.parametrize("family", CPU)
 def test_all_runtimes_leave_the_same_layers_out(family: str) -> None:
-    """Behind a prompt, behind a commit, and beyond a sliding window."""
+    """After a prompt, after a commit, and beyond a sliding window."""
     model = make_model(family, num_hidden_layers=5)
     targets = [make_target(model, runtime) for runtime in ("generic", "cpu", "cuda")]
     prompt = np.random.default_rng(0).integers(5, 100, 30).tolist()
@@ -50,7 +50,7 @@ def test_all_runtimes_leave_the_same_layers_out(family: str) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["generic", "cpu", "cuda"])
-def test_a_sketch_is_the_model_without_these_layers_and_leaves_nothing_behind(runtime: str) -> None:
+def test_a_layer_skip_forward_is_the_model_without_these_layers_and_leaves_nothing_in_the_cache(runtime: str) -> None:
     model = make_model(num_hidden_layers=4)
     target, untouched = make_target(model, runtime), make_target(model, runtime)
     target.prefill(PROMPT)

@@ -229,7 +229,7 @@ def test_every_step_is_one_forward_pass_and_tokens_add_up(kind: type[Scripted]) 
     assert drafter.observed == steps[:-1]
 
 
-def test_an_oracle_needs_few_passes_and_a_liar_as_many_as_plain_decoding() -> None:
+def test_an_oracle_needs_few_passes_and_a_wrong_drafter_as_many_as_plain_decoding() -> None:
     model = make_model(stop=False)
     expected = generate(model, PROMPT, 40)
     assert len(run(model, Oracle(expected, VOCABULARY), PROMPT, 40, budget=12)) == 1 + 3

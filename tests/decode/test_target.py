@@ -210,7 +210,7 @@ def test_a_common_beginning_is_not_computed_twice(runtime: str, tiny: LanguageMo
 @pytest.mark.parametrize("family", CPU)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_row_is_the_same_bit_by_bit_whatever_stands_beside_it(family: str, threads: int) -> None:
-    """Alone, in a tree, behind a prompt computed at once or in parts, on any number of threads."""
+    """Alone, in a tree, after a prompt computed at once or in parts, on any number of threads."""
     model = make_model(family)
     prompt = np.random.default_rng(7).integers(5, VOCABULARY, 203).tolist()
     plain = CpuTarget(model, Taps(hidden=True), threads=1)
@@ -234,7 +234,7 @@ def test_a_row_is_the_same_bit_by_bit_whatever_stands_beside_it(family: str, thr
 
 
 def test_odd_sizes_are_packed_whole() -> None:
-    """Heads, hidden size and vocabulary that are no multiples of a panel; weights that are not tied; biases."""
+    """Heads, hidden size and vocabulary that are not multiples of a panel; weights that are not tied; biases."""
     model = make_model("llama", hidden_size=40, num_attention_heads=4, num_key_value_heads=4, intermediate_size=48,
                        vocab_size=131, attention_bias=True, tie_word_embeddings=False)  # fmt: skip
     for parameter in model.network.parameters():

@@ -72,17 +72,17 @@ def test_the_tables_of_auto_grow_in_it(model: LanguageModel) -> None:
 def test_an_engine_has_run_its_drafter_before_the_first_prompt_and_learned_nothing(
     model: LanguageModel, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rehearsed = []
+    warmed = []
 
     def watch(drafter: Any, budget: Any, model: LanguageModel) -> None:
         warm_up(drafter, budget, model)
-        rehearsed.append((drafter, budget))
+        warmed.append((drafter, budget))
 
     monkeypatch.setattr("specds.decode.assembly.warm_up", watch)
     monkeypatch.setattr("specds.decode.pricing.measurement.known", lambda *_: CURVE)
     engine = Engine(model, Method(name))
-    assert len(rehearsed) == 1
-    assert rehearsed[0][1] is not engine._assembly.budget
+    assert len(warmed) == 1
+    assert warmed[0][1] is not engine._assembly.budget
     shared = engine._assembly.resources.shared
     if shared is not None:
         assert shared.drafting == 0.0

@@ -1,4 +1,4 @@
-"""The promise, on the embedded model: every drafter writes the text that transformers' own generate writes."""
+"""Losslessness, on the embedded model: every drafter writes the text that transformers' own generate writes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Break files at random, have them read, and see that every time it ends as it should; `python -m tests.hostile.fuzz`.
 
 A mutation is known by its reader, its seed and its number. Children read, so that deaths, hangs and hunger for memory
-are seen from outside; the parent goes on behind the mutation that did it.
+are seen from outside; the parent goes on after the mutation that did it.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ def mutate_parquet(rng: Rng, data: bytes, others: Sequence[bytes]) -> bytes:
             place = rng.randrange(len(footer))
             footer[place] = rng.choice([footer[place] ^ (1 << rng.randrange(8)), 0, 0xFF, 0x7F, rng.randrange(256)])
         return data[: -8 - size] + bytes(footer) + data[-8:]
-    if rng.random() < 0.1:  # a name that is no UTF-8 wherever it stands
+    if rng.random() < 0.1:  # a name that is not UTF-8 wherever it stands
         name = rng.choice(table.column_names).encode()
         return data.replace(name, rng.choice([b"\xff", b"\xc3", b"\x1b"]) + name[1:])
     for _ in range(rng.choice([1, 1, 1, 2])):

@@ -172,8 +172,8 @@ CONTENTS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "a cell beyond": (SCANN, on_array("datapoint_to_token.npy", cells_beyond), "cell that there is not"),
     "a cell below": (SCANN, on_array("datapoint_to_token.npy", lambda a: a - 1), "cell that there is not"),
     "a code beyond": (SCANN, on_array("hashed_dataset.npy", lambda a: a | 16), "code that there is not"),
-    "not numbers": (SCANN, on_array("dataset.npy", lambda a: a * np.nan), "no number"),
-    "halves without end": ("scann large half", on_array("bfloat16_dataset.npy", lambda a: a | 0x7F80), "no number"),
+    "not numbers": (SCANN, on_array("dataset.npy", lambda a: a * np.nan), "not a number"),
+    "halves without end": ("scann large half", on_array("bfloat16_dataset.npy", lambda a: a | 0x7F80), "not a number"),
     "multipliers": (
         "scann large int8",
         lambda path: (
@@ -182,7 +182,7 @@ CONTENTS: dict[str, tuple[str, Callable[[Path], None], str]] = {
             )
             and None
         ),
-        "no number",
+        "not a number",
     ),
     "another configuration": ("scann small float32", on_bytes("scann_config.pb", b"DotProduct", b"SquaredL2x"), "conf"),
     "fewer centres": (
@@ -203,7 +203,7 @@ CONTENTS: dict[str, tuple[str, Callable[[Path], None], str]] = {
         lambda path: poke(-16, (path / "index.faiss").read_bytes()[-8:])(path),
         "name a key twice",
     ),
-    "centroids": (FAISS, poke(198, b"\0\0\xc0\x7f" * 4), "no number"),
+    "centroids": (FAISS, poke(198, b"\0\0\xc0\x7f" * 4), "not a number"),
 }
 
 

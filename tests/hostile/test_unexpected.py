@@ -278,7 +278,7 @@ def test_a_refused_draft_says_what_helps(
     store = Path(shutil.copytree(stocked["scann"], tmp_path / "s.ds"))
     file = store / "suffix/000001/tokens.bin"
     values = np.fromfile(file, np.uint16)
-    # The text stands there as it is, and what follows it everywhere is no token.
+    # The text stands there as it is, and what follows it everywhere is not a token.
     values[1::3] = np.where(values[1::3] == 65535, 65535, 60_000)
     values.tofile(file)
     reseal(store)
@@ -324,7 +324,7 @@ def chained(error: Exception, cause: Exception) -> Exception:
     return error
 
 
-def test_what_is_short_is_found_behind_what_is_blamed() -> None:
+def test_a_shortage_is_found_among_the_causes_of_an_error() -> None:
     many = OSError(24, "Too many open files", "s.ds/keys")
     cases: list[tuple[Exception, str]] = [
         (MemoryError(), "not enough memory"),

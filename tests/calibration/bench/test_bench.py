@@ -89,10 +89,10 @@ def test_other_options_are_refused_and_named(run_bench: Bench) -> None:
     assert {file.name: file.read_bytes() for file in path.iterdir() if file.name != JOURNAL} == held
 
 
-def test_what_is_no_result_is_left_alone(run_bench: Bench, tmp_path: Path) -> None:
+def test_what_is_not_a_result_is_left_alone(run_bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("…")
-    with pytest.raises(InputError, match="no result"):
+    with pytest.raises(InputError, match="not a result"):
         run_bench("none", out="mine")
     assert [one.name for one in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
     (tmp_path / "file").write_text("…")
@@ -323,7 +323,7 @@ def test_a_peer_that_cannot_be_run_stops_the_bench(run_cli: Run, asked: list[obj
     run_cli(*asked, "--out", tmp_path / "r", "--peer", "x=/no/such/program --flag").refused("/no/such/program")
     run_cli(*asked, "--out", tmp_path / "r", "--peer", "y=python -c pass").refused("other options")
     run_cli(*asked, "--out", tmp_path / "s", "--peer", "y=python -c pass").refused("died")
-    run_cli(*asked, "--out", tmp_path / "t", "--peer", "y=sh -c 'read line; echo words'").refused("no JSON")
+    run_cli(*asked, "--out", tmp_path / "t", "--peer", "y=sh -c 'read line; echo words'").refused("not JSON")
     run_cli(*asked, "--out", tmp_path / "u", "--peer", "y=sleep 30", "--peer-timeout", 1).refused("silent")
 
 

@@ -219,4 +219,4 @@ def test_a_peer_is_held_to_what_it_says(
     figures = summary["groups"][0]["methods"]["other"]
     assert figures["mat"] is None
     assert figures["same"] == 0
-    assert (figures["log_p"] is None) == lossless  # what does not promise plain decoding's text is rated
+    assert (figures["log_p"] is None) == lossless  # lossy texts are rated

@@ -216,7 +216,7 @@ def _estimates(value: float, low: float | None, high: float | None) -> dict[str,
         ((1.9, 1.2, 2.9), (2.0, 1.8, 2.2), (1.9, 1.8, 2.0), "Within its interval: pld@6.", "adapld@6"),
         ((1.1, 0.8, 1.9), (1.0, 0.8, 2.2), (0.9, 0.8, 1.0), "No method is surely faster than plain decoding", "pld@6"),
         ((0.7, 0.6, 0.9), (0.8, 0.6, 0.9), (0.9, 0.8, 1.0), "Plain decoding is the fastest: adapld@6", "none"),
-        ((1.5, 1.2, 1.9), (1.3, 1.2, 1.9), (3.0, 2.8, 3.1), "pld@6!lossy?tau=0.2, which does not promise", "pld@6"),
+        ((1.5, 1.2, 1.9), (1.3, 1.2, 1.9), (3.0, 2.8, 3.1), "pld@6!lossy?tau=0.2, which is not lossless", "pld@6"),
     ],
 )
 def test_the_page_begins_with_what_came_of_it(

@@ -175,7 +175,7 @@ def test_a_tree_that_goes_round_or_out_is_refused(whole: dict[str, Any], data: s
     assert ((chance >= 0) & (chance <= 1)).all()
 
 
-def test_watching_decoding_keeps_every_candidate_behind_what_was_committed() -> None:
+def test_watching_decoding_keeps_every_candidate_after_what_was_committed() -> None:
     model = make_model(stop=False)
     engine = Engine(model, Method("auto", budget=24))
     plain = Engine(model, Method("auto", budget=24))
@@ -186,7 +186,7 @@ def test_watching_decoding_keeps_every_candidate_behind_what_was_committed() -> 
     answers = [plain.answer(prompt, 24) for prompt in prompts]
     assert state.tokens == sum(answer.counters.tokens for answer in answers)
     nodes = Nodes.join(state.nodes)
-    # Of the candidates behind one node at most one is right.
+    # Of the candidates after one node at most one is right.
     assert 0 < nodes.right.sum() < len(nodes)
     assert set(nodes.prompt.tolist()) >= set(range(6))
     agreement = nodes.features[:, FEATURES.index("agreement")]

@@ -65,12 +65,12 @@ def test_a_good_store_beside_an_adversarial_one_still_serves() -> None:
 
 def test_a_source_that_was_wrong_is_drafted_from_again_when_it_is_right() -> None:
     random = np.random.default_rng(4)
-    lies = [int(token) for token in random.integers(0, 20_000, 80)]
+    foreign = [int(token) for token in random.integers(0, 20_000, 80)]
     truth = [int(token) for token in random.integers(0, 20_000, 400)]
-    index = index_of([*near_misses(lies, random), (truth[:2], truth[2:])])
+    index = index_of([*near_misses(foreign, random), (truth[:2], truth[2:])])
     drafter = Auto(Auto.Options(), Resources((index,), shared=CrossRequest(FAIR)))
-    found = Simulation(drafter, lies + truth, 8).run()
-    assert sum(accepted for _, accepted in found) > 150
+    steps = Simulation(drafter, foreign + truth, 8).run()
+    assert sum(accepted for _, accepted in steps) > 150
 
 
 def test_earlier_answers_of_a_run_are_drafted_from_where_requests_share_what_they_learn() -> None:

@@ -34,7 +34,7 @@ def test_measuring_leaves_the_target_as_it_was(runtime: str, tiny: LanguageModel
     np.testing.assert_allclose(target.prefill(prompt).logits, before, atol=1e-5)
 
 
-def test_a_curve_is_kept_and_what_is_none_is_not_believed(tmp_path: Path) -> None:
+def test_a_curve_is_kept_and_what_is_not_a_curve_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "profiles" / "one.json"
     assert measurement.load(path) is None
     measurement.save(FAIR, path)
