@@ -12,18 +12,14 @@ from specds.cli import options
 
 if TYPE_CHECKING:
     from specds.calibration.bench.contenders import Contender
+    from specds.model import LanguageModel
 
 
 def bench(
-    prompts: Annotated[
-        list[str],
-        typer.Option(
-            "--prompts",
-            "-p",
-            help="Prompt file (JSONL, CSV, TSV, Parquet, text; also .gz, .zst); F=16 takes 16 a group. Repeatable.",
-        ),
-    ],
+    prompts: options.PromptOptions,
     out: Annotated[Path, typer.Option("--out", "-o", help="The result's directory: begun, or gone on with.")],
+    sampling: options.SamplingOptions,
+    target: options.TargetOptions,
     methods: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,7 +35,14 @@ def bench(
     ] = None,
     assistant: Annotated[str | None, typer.Option(help="The draft model of hf-assisted.")] = None,
     peer_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that a peer's answer may take.")] = 600.0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Prompts of each group, spread evenly over it.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Prompts of each group, spread evenly over it; --prompts FILE=N says it for a file.",
+            rich_help_panel="Prompts",
+        ),
+    ] = None,
     group: Annotated[str | None, typer.Option(help="The field that groups rows; default: by file.")] = None,
     turns: Annotated[int | None, typer.Option(min=1, help="Most turns of a prompt; default: all.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each prompt is answered by each method.")] = 1,
@@ -48,22 +51,9 @@ def bench(
         float | None,
         typer.Option(min=0.0, help="Logits that excuse another token; default: 0.001 in float32, more in fewer bits."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn's answer.")] = 128,
+    max_new_tokens: options.MaxNewTokens = 128,
     budget: options.Budget = "auto",
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    seed: options.Seed = 0,
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    runtime: options.Runtime = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    format: options.Format = None,
-    prompt_field: options.PromptField = "prompt",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Measure ways of decoding on the same prompts: how fast is each, and is it the same text?
 
@@ -89,45 +79,50 @@ def bench(
     from specds.decode.assembly import check_files, check_method
     from specds.decode.engine import Engine
     from specds.decode.method import distinct, parse_methods
-    from specds.sampling import Sampling
 
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    picking = sampling.sampling()
     most = options.budget(budget)
     chosen = [method for text in methods or [] for method in parse_methods(text, most)]
     if all(method.name != PLAIN for method in chosen):
         chosen = [*parse_methods(PLAIN), *chosen]
     chosen = sorted(distinct(chosen), key=lambda method: method.name != PLAIN)
     for method in chosen:
-        check_method(method, sampling)
+        check_method(method, picking)
         check_files(method)
-    others = _peers(peers, peer or [], assistant, sampling, {method.name for method in chosen})
-    cases = choose_cases(prompts, limit=limit, group=group, turns=turns, format=format, prompt_field=prompt_field)
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
+    others = _peers(peers, peer or [], assistant, picking, {method.name for method in chosen})
+    cases = choose_cases(
+        prompts.paths,
+        limit=limit,
+        group=group,
+        turns=turns,
+        format=prompts.format,
+        prompt_field=prompts.prompt_field,
+    )
+    language_model = target.target()
     contenders: list[Contender] = []
     stores = sorted({str(path) for method in chosen for path in method.paths})
     asked: dict[str, Any] = {
-        "prompts": prompts,
+        "prompts": prompts.paths,
         "limit": limit,
         "group": group,
         "turns": turns,
         "budget": budget,
         "peers": others,
         "assistant": assistant,
-        "threads": threads,
+        "threads": target.threads,
         "stores": dict.fromkeys(stores),
     }
     try:
         with options.reading(language_model, quiet):
             for method in chosen:
-                engine = Engine(language_model, method, sampling, runtime)
+                engine = Engine(language_model, method, picking, target.runtime)
                 contenders.append(Ours(method.name, engine))
                 if engine.memory is not None and not quiet:
                     memory_note(method.name, engine.memory)
         asked["stores"] = {path: store_digest(path) for path in stores}
-        flags = _flags(model, revision, language_model.dtype, str(language_model.device), threads, assistant)
-        flags += ["--trust-remote-code"] if trust_remote_code else []
+        flags = _flags(target, language_model, assistant)
         contenders += _peer_contenders(others, flags, language_model, out, peer_timeout)
-        plan = Plan(max_new_tokens, sampling, repeats, warmup, near_tie, runtime)
+        plan = Plan(max_new_tokens, picking, repeats, warmup, near_tie, target.runtime)
         with bar("measuring", None, "", quiet=quiet) as update:
             summary = run(
                 out,
@@ -175,12 +170,17 @@ def _peers(
     return found
 
 
-def _flags(
-    model: str, revision: str | None, dtype: str, device: str, threads: int | None, assistant: str | None
-) -> list[str]:
-    named = {"model": model, "revision": revision, "dtype": dtype, "device": device, "threads": threads}
-    named["assistant"] = assistant
-    return [word for name, value in named.items() if value is not None for word in (f"--{name}", str(value))]
+def _flags(target: options.TargetOptions, model: LanguageModel, assistant: str | None) -> list[str]:
+    """What transformers' own process is told, so that it runs the same model in the same place."""
+    named: dict[str, object] = {
+        "model": target.model,
+        "revision": target.revision,
+        "dtype": model.dtype,
+        "device": str(model.device),
+    }
+    named |= {"threads": target.threads, "assistant": assistant}
+    words = [word for name, value in named.items() if value is not None for word in (f"--{name}", str(value))]
+    return words + ["--trust-remote-code"] * target.trust_remote_code
 
 
 def _peer_contenders(

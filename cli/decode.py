@@ -21,28 +21,14 @@ _LEAST_PASSES = 32
 if TYPE_CHECKING:
     from specds.datastore.store import Store
     from specds.decode.engine import Answer, Engine
+    from specds.decode.method import Method
 
 
 def decode(
-    context: typer.Context,
-    prompt_file: Annotated[
-        list[str],
-        typer.Option(
-            "--prompt-file",
-            "-p",
-            help="Prompt file (JSONL, CSV, TSV, Parquet, text; also .gz, .zst), or - for stdin. Repeatable.",
-        ),
-    ],
-    store: options.Stores = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            "--drafter",
-            "-d",
-            help="See `specds drafters` for the names. Default: auto, which takes all that the stores have.",
-        ),
-    ] = None,
-    set_option: options.Set = None,
+    prompts: options.JobOptions,
+    decoding: options.DecodingOptions,
+    sampling: options.SamplingOptions,
+    target: options.TargetOptions,
     config: Annotated[
         str | None,
         typer.Option(
@@ -50,7 +36,6 @@ def decode(
             help="Drafter, stores, options and budget that `specds tune` found; what is given beside it counts more.",
         ),
     ] = None,
-    draft_model: options.DraftModel = None,
     verifier: Annotated[
         str, typer.Option(help="auto (greedy at temperature 0, else sampling), or one of `specds drafters`.")
     ] = "auto",
@@ -69,22 +54,6 @@ def decode(
     verify_store: Annotated[
         bool, typer.Option("--verify", help="Read every byte of the stores first, as `specds verify` does.")
     ] = False,
-    budget: options.Budget = "auto",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    seed: options.Seed = 0,
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    runtime: options.Runtime = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    format: options.Format = None,
-    prompt_field: options.PromptField = "prompt",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write answers to this file; those it holds already are not done again."),
@@ -93,7 +62,7 @@ def decode(
         Path | None, typer.Option(help="Write one row for each forward pass to this Parquet file.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first prompt that fails.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Answer prompts, verifying drafted tokens several at a time.
 
@@ -114,61 +83,51 @@ def decode(
     from specds.cli.config import read_config
     from specds.cli.render import bar, decode_summary, emit, memory_note, note
     from specds.datastore.corrections import read_table
-    from specds.datastore.prompts import BadRow, read_prompts
+    from specds.datastore.prompts import BadRow
     from specds.decode.assembly import check_method
     from specds.decode.counters import Counters
-    from specds.decode.method import Method
     from specds.decode.verifiers import verifier_name
-    from specds.errors import InputError, PromptError, UsageError
-    from specds.sampling import Sampling
+    from specds.errors import PromptError, UsageError
 
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    picking = sampling.sampling()
     judging = options.settings(verifier_option or [], "--verifier-set")
     if table is not None:
         judging["table"] = str(table)
     if update_table and table is None:
         raise UsageError("--update-table is given without --table", "name the table that is to learn")
-    given = options.settings(set_option or [])
-    method = Method(drafter or "auto", given, store or (), options.budget(budget), verifier, judging, draft_model)
-    if config is not None:
-        read = read_config(config)
-        default = str(context.get_parameter_source("budget")).endswith("DEFAULT")
-        method = replace(method, stores=method.stores or read.stores, budget=read.budget if default else method.budget)
-        if drafter in (None, read.drafter) and draft_model is None:
-            method = replace(method, drafter=read.drafter, options={**read.options, **given})
+    method = _method(decoding, None if config is None else read_config(config))
+    method = replace(method, verifier=verifier, verifier_options=judging)
     # What is wrong with stores and tables is said before a model is looked for, which may take a minute.
-    check_method(method, sampling)
+    check_method(method, picking)
     options.require_stores(method.paths)
     if table is not None and (table.exists() or not update_table):
         read_table(table)
-    rows = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
+    rows = prompts.read(limit=prompts.limit)
     stores: list[Store] = []
     if method.stores:
         # Before the weights are loaded: a store of another tokenizer is refused at once.
-        tokenizer = options.tokenizer_of(model, revision, trust_remote_code, quiet=quiet)
+        tokenizer = target.tokenizer(quiet=quiet)
         stores = options.open_stores(method.paths, tokenizer, thorough=verify_store)
     first = next(rows, None)
     if first is None:
-        raise InputError(f"no prompts in {', '.join(prompt_file)}", "one prompt a line, as JSON or as plain text")
-    language_model = options.load(
-        model, revision, dtype, device, threads, trust_remote_code, runtime=runtime, quiet=quiet
-    )
+        raise prompts.nothing()
+    language_model = target.target(quiet=quiet)
 
     from specds.decode.engine import Engine
 
-    drafting = options.draft_model(draft_model, device, dtype, trust_remote_code)
+    drafting = decoding.drafting(target)
     with options.reading(language_model, quiet):
         # The stores are opened once more: loading takes a while, and a writer may have replaced an index meanwhile.
-        engine = Engine(language_model, replace(method, draft_model=drafting), sampling, runtime)
+        engine = Engine(language_model, replace(method, draft_model=drafting), picking, target.runtime)
     if not quiet:
         _remark(note, stores, engine)
         if engine.memory is not None:
             memory_note(f"verifier {verifier}", engine.memory)
     if update_table and engine.memory is None:
         raise UsageError(f"--verifier {verifier} counts no divergences", "--update-table goes with csd or ocm")
-    total, prompts, failed = Counters(), 0, 0
+    total, answered, failed = Counters(), 0, 0
     plain, first_failure = _Plain(engine), ""
-    counted = options.total(prompt_file, format, limit)
+    counted = prompts.total(prompts.limit)
     learned = _Learned(table if update_table else None, engine)
     with contextlib.ExitStack() as stack:
         tracer = stack.enter_context(TraceWriter(trace, resumable=output is not None)) if trace is not None else None
@@ -185,15 +144,15 @@ def decode(
         update = stack.enter_context(bar("decoding", counted, quiet=quiet))
         update(len(held), None, -1.0)
         for number, row in enumerate(itertools.chain([first], rows)):
-            key = request_key(engine, row, max_new_tokens)
+            key = request_key(engine, row, decoding.max_new_tokens)
             if file is not None and number < len(held):
                 file.check(number, row, key)
                 continue
-            prompts += 1
+            answered += 1
             try:
                 if isinstance(row, BadRow):
                     raise row.error
-                answer = engine.answer(row, max_new_tokens)
+                answer = engine.answer(row, decoding.max_new_tokens)
                 record = answer_record(engine, answer, key)
                 total = total + answer.counters
                 plain.saw(answer)
@@ -213,15 +172,15 @@ def decode(
     if not quiet:
         exact = "lossless" if engine.lossless else "lossy"
         decode_summary(
-            f"{method.drafter}, verified by {verifier_name(verifier, sampling)} ({exact}), "
+            f"{method.drafter}, verified by {verifier_name(verifier, picking)} ({exact}), "
             f"{engine.chosen_runtime} runtime",
-            prompts,
+            answered,
             failed,
             total,
             plain.seconds(),
         )
         if failed:
-            note(f"{failed:,} of {prompts:,} prompts failed; the first: {first_failure}")
+            note(f"{failed:,} of {answered:,} prompts failed; the first: {first_failure}")
         if held:
             broken = sum(one.failed for one in held)
             note(
@@ -230,6 +189,20 @@ def decode(
             )
     if failed or any(one.failed for one in held):
         raise typer.Exit(1)
+
+
+def _method(given: options.DecodingOptions, configured: Method | None) -> Method:
+    """What is given, and what a configuration says where nothing is."""
+    from specds.decode.method import AUTO, Method
+
+    drafter, settings, stores = given.drafter or AUTO, given.settings(), tuple(given.store or ())
+    budget = options.budget(given.budget or AUTO)
+    if configured is not None:
+        stores = stores or tuple(configured.paths)
+        budget = configured.budget if given.budget is None else budget
+        if given.drafter in (None, configured.drafter) and given.draft_model is None:
+            drafter, settings = configured.drafter, {**configured.options, **settings}
+    return Method(drafter, settings, stores, budget, draft_model=given.draft_model)
 
 
 class _Plain:

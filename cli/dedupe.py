@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from specds.cli import options
+
 
 def dedupe(
-    store: Annotated[Path, typer.Argument(help="The datastore.")],
+    store: options.StorePath,
     prompts: Annotated[
         bool, typer.Option("--prompts", help="Equal are documents of equal prompt and response, not of equal response.")
     ] = False,

@@ -19,15 +19,12 @@ _PROMPTS = Path(__file__).parent / "demo"
 
 
 def demo(
+    target: options.TargetOptions,
     directory: Annotated[
         Path | None,
         typer.Option("--dir", help="Keep the datastore here; it is reused when it is there. Default: user cache."),
     ] = None,
-    model: options.Model = "smollm2-135m",
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
+    max_new_tokens: options.MaxNewTokens = 96,
     prompts: Annotated[int, typer.Option(min=1, help="How many of the new prompts are decoded.")] = 8,
     budget: options.Budget = "auto",
 ) -> None:
@@ -45,7 +42,7 @@ def demo(
     from specds.datastore.store import create_store, open_store
 
     most = options.budget(budget)
-    language_model = options.load(model, None, dtype, device, threads, False)
+    language_model = target.target()
 
     from specds.datastore.build_dense import build_dense
     from specds.datastore.build_suffix import build_suffix
@@ -81,7 +78,11 @@ def demo(
     drafters = {name: drafter_class(name) for name in DRAFTERS}
     # A model that drafts for itself is worth its time where it has many more layers than this one.
     engines = {
-        name: Engine(language_model, Method(name, stores=(store,) if kind.indexes else (), budget=most))
+        name: Engine(
+            language_model,
+            Method(name, stores=(store,) if kind.indexes else (), budget=most),
+            runtime=target.runtime,
+        )
         for name, kind in drafters.items()
         if kind.draft_model is not Use.ALWAYS
     }

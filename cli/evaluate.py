@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    store: Annotated[Path, typer.Argument(help="The datastore.")],
-    prompt_file: options.OptionalPrompts = None,
+    store: options.StorePath,
+    prompts: options.OptionalPromptOptions,
+    target: options.TargetOptions,
     answers: Annotated[
         str | None,
         typer.Option(
@@ -31,15 +31,6 @@ def evaluate(
     cost: options.Cost = None,
     max_new_tokens: options.RecordedLength = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    runtime: options.Runtime = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    format: options.Format = None,
-    prompt_field: options.PromptField = "prompt",
 ) -> None:
     """Say whether a datastore serves prompts such as these.
 
@@ -54,14 +45,14 @@ def evaluate(
     from specds.datastore.store import open_store
     from specds.errors import UsageError
 
-    if prompt_file is None and answers is None:
+    if not prompts.prompts and answers is None:
         raise UsageError("neither --prompts nor --answers is given", "say what the store is to be good for")
     sizes = options.numbers("--budgets", budgets)
     curve = options.cost_curve(cost)
     # Before the weights are loaded: what is no store, or one of another tokenizer, is refused at once.
     options.require_stores([store])
-    open_store(store, options.tokenizer_of(model, revision, trust_remote_code))
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
+    open_store(store, target.tokenizer())
+    language_model = target.target()
     opened = open_store(store, language_model.tokenizer)
     kinds = ["suffix"] if no_dense else ["suffix", "dense"]
     foreign = [
@@ -70,16 +61,16 @@ def evaluate(
     if foreign and not no_dense:
         kinds.remove("dense")
         note("note: the dense index is another model's; it is not looked at")
-    if prompt_file is None:
+    if not prompts.prompts:
         from specds.calibration.answers import read_pairs
 
         recorded = read_pairs([str(answers)], language_model.tokenizer)
         if recorded.failed:
             note(f"note: {recorded.failed:,} rows are no prompts with responses; they are left out")
     elif answers is None:
-        recorded = _written(language_model, opened, prompt_file, format, prompt_field, max_new_tokens, runtime)
+        recorded = _written(language_model, opened, prompts, max_new_tokens, target.runtime)
     else:
-        recorded = options.recorded(answers, prompt_file, language_model, format, prompt_field, most=max_new_tokens)
+        recorded = options.recorded(answers, prompts, language_model, most=max_new_tokens)
     fitting = [turn for turn in recorded.turns if len(turn.text) <= language_model.context_length]
     if len(fitting) < len(recorded.turns):
         note(f"note: {len(recorded.turns) - len(fitting):,} answers are longer than the model's context; left out")
@@ -92,7 +83,7 @@ def evaluate(
             budgets=sizes,
             ngram=ngram,
             curve=curve,
-            runtime=runtime,
+            runtime=target.runtime,
             progress=lambda done: update(done, None, -1.0),
         )
     if as_json:
@@ -107,19 +98,17 @@ _LENGTH = 128
 def _written(
     model: LanguageModel,
     store: Store,
-    prompt_file: list[str],
-    format: str | None,
-    prompt_field: str,
+    prompts: options.PromptOptions,
     most: int | None,
     runtime: str,
 ) -> Answers:
     """The model's own answers, drafted from the store where it has a suffix index."""
     from specds.calibration.answers import Answers, Recorded
     from specds.cli.render import bar
-    from specds.datastore.prompts import Prompt, read_prompts
+    from specds.datastore.prompts import Prompt
     from specds.decode.engine import Engine
     from specds.decode.method import Method
-    from specds.errors import InputError, PromptError
+    from specds.errors import PromptError
 
     length = most or _LENGTH
     with options.reading(model):
@@ -127,8 +116,8 @@ def _written(
         engine = Engine(model, method, runtime=runtime)
     turns: list[Recorded] = []
     failed = 0
-    with bar("answering", options.total(prompt_file, format, None)) as update:
-        for number, row in enumerate(read_prompts(prompt_file, format=format, prompt_field=prompt_field), 1):
+    with bar("answering", prompts.total()) as update:
+        for number, row in enumerate(prompts.read(), 1):
             try:
                 if not isinstance(row, Prompt):
                     raise row.error
@@ -142,5 +131,5 @@ def _written(
             ]
             update(number, None, -1.0)
     if not turns:
-        raise InputError(f"no prompts in {', '.join(prompt_file)}", "one prompt a line, as JSON or as plain text")
+        raise prompts.nothing()
     return Answers(tuple(turns), failed)

@@ -12,19 +12,11 @@ from specds.cli import options
 
 def explain(
     trace: Annotated[Path, typer.Argument(help="What `specds decode --trace` wrote.")],
-    prompt_file: options.OptionalPrompts = None,
+    prompts: options.OptionalPromptOptions,
+    target: options.TargetOptions,
     store: options.Stores = None,
     cost: options.Cost = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    runtime: options.Runtime = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    format: options.Format = None,
-    prompt_field: options.PromptField = "prompt",
 ) -> None:
     """Show which sources proposed the tokens that were accepted, what each cost, and what the run would be without it.
 
@@ -46,19 +38,19 @@ def explain(
     if lacks := lacking(str(trace)):
         note(f"note: {trace} lacks the steps of {lacks:,} answers of its run")
     summaries = []
-    if prompt_file:
+    if prompts.prompts:
         from specds.calibration.replay import Replay, summarise
         from specds.decode.method import parse_method
 
         curve = options.cost_curve(cost)
-        language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
-        turns = options.recorded(str(trace), prompt_file, language_model, format, prompt_field).turns
+        language_model = target.target()
+        turns = options.recorded(str(trace), prompts, language_model).turns
         name = ":".join(["auto", *map(str, store or [])])
         names = [one.name for one in found.sources if one.name != "model"]
         words = [name, *(f"{name}?without={one}" for one in names)]
         budget = options.replay_budget(None, curve)
         methods = [parse_method(word, budget) for word in words]
-        made = Replay(language_model, methods, curve=curve, runtime=runtime)
+        made = Replay(language_model, methods, curve=curve, runtime=target.runtime)
         rows = []
         with bar("replaying", len(turns)) as update:
             for number, turn in enumerate(turns, 1):

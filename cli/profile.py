@@ -12,13 +12,7 @@ _ENOUGH, _MOST = 16, 4096
 
 
 def profile(
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    runtime: options.Runtime = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
+    target: options.TargetOptions,
     rows: Annotated[str | None, typer.Option(metavar="N,N,…", help="Row counts, from 1 on; default: 1 to 128.")] = None,
     contexts: Annotated[
         str | None, typer.Option(metavar="N,N,…", help="Committed tokens behind which it is measured.")
@@ -42,10 +36,10 @@ def profile(
     from specds.decode.targets import choose_runtime, make_target
     from specds.errors import UsageError
 
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
-    runtime = choose_runtime(language_model, runtime)
+    language_model = target.target()
+    runtime = choose_runtime(language_model, target.runtime)
     with options.reading(language_model):
-        target = make_target(language_model, runtime)
+        decoder = make_target(language_model, runtime)
     counts = options.numbers("--rows", rows) if rows else list(measurement.ROWS)
     behind = options.numbers("--contexts", contexts) if contexts else list(measurement.CONTEXTS)
     if counts[0] != 1:
@@ -60,7 +54,7 @@ def profile(
     behind = [context for context in behind if context <= longest] or [max(1, longest)]
     with bar("measuring", None, "") as update:
         curve = measurement.measure(
-            target,
+            decoder,
             vocabulary=language_model.config.vocab_size,
             rows=counts,
             contexts=behind,

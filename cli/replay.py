@@ -13,22 +13,14 @@ from specds.cli import options
 def replay(
     answers: options.Answers,
     methods: options.Methods,
-    prompt_file: options.Prompts,
+    prompts: options.PromptOptions,
+    target: options.TargetOptions,
     budget: options.ReplayBudget = None,
     cost: options.Cost = None,
     max_new_tokens: options.RecordedLength = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many answers.")] = None,
     rows: Annotated[Path | None, typer.Option(help="Write a JSON line an answer and method to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    runtime: options.Runtime = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    format: options.Format = None,
-    prompt_field: options.PromptField = "prompt",
 ) -> None:
     """Replay drafters on recorded answers: the accepted tokens that decoding would count, without decoding.
 
@@ -55,9 +47,9 @@ def replay(
     for method in chosen:
         check_method(method)
         check_files(method)
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
-    recorded = options.recorded(answers, prompt_file, language_model, format, prompt_field, most=max_new_tokens)
-    made = Replay(language_model, chosen, curve=curve, runtime=runtime)
+    language_model = target.target()
+    recorded = options.recorded(answers, prompts, language_model, most=max_new_tokens)
+    made = Replay(language_model, chosen, curve=curve, runtime=target.runtime)
     found = []
     turns = list(itertools.islice(recorded.turns, limit))
     with contextlib.ExitStack() as stack:

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specds.cli.groups import Group, add
+
 if TYPE_CHECKING:
     from specds.datastore.corrections import Table
     from specds.tokenizer import Tokenizer
 
 app = typer.Typer(
     name="table",
+    cls=Group,
     help="Look at, add up, cut down and compare correction tables (see `calibrate-csd`).",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -28,7 +31,6 @@ One = Annotated[Path, typer.Argument(help="A correction table (Parquet).")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where the result goes; a table that is there is replaced.")]
 
 
-@app.command()
 def inspect(
     table: One,
     top: Annotated[int, typer.Option(min=0, help="Pairs shown, the most frequent first.")] = 20,
@@ -59,7 +61,6 @@ def inspect(
         correction_table(str(table), read, rows)
 
 
-@app.command()
 def merge(tables: Annotated[list[Path], typer.Argument(help="Two tables or more, of one pair.")], out: Out) -> None:
     """Add tables up. The order does not matter; tables that count the same prompts are refused.
 
@@ -76,7 +77,6 @@ def merge(tables: Annotated[list[Path], typer.Argument(help="Two tables or more,
     table_summary(str(out), total)
 
 
-@app.command()
 def prune(
     table: One,
     out: Out,
@@ -98,7 +98,6 @@ def prune(
     table_summary(str(out), kept)
 
 
-@app.command()
 def diff(
     one: One,
     other: One,
@@ -144,3 +143,7 @@ def _pair(drafted: int, picked: int, tokenizer: Tokenizer | None) -> dict[str, i
     if tokenizer is not None:
         pair |= {"draft_text": tokenizer.decode([drafted]), "target_text": tokenizer.decode([picked])}
     return pair
+
+
+for function in (inspect, merge, prune, diff):
+    add(app, function, "table")

@@ -13,7 +13,8 @@ from specds.cli import options
 def tune(
     answers: options.Answers,
     methods: options.Methods,
-    prompt_file: options.Prompts,
+    prompts: options.PromptOptions,
+    target: options.TargetOptions,
     cost: Annotated[
         Path, typer.Option(help="T(n) of the machine that will decode: what `specds profile --json` printed there.")
     ],
@@ -25,15 +26,6 @@ def tune(
     held_out: Annotated[float, typer.Option(help="Share of each group's prompts kept for the estimate.")] = 1 / 3,
     max_new_tokens: options.RecordedLength = None,
     as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    runtime: options.Runtime = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    format: options.Format = None,
-    prompt_field: options.PromptField = "prompt",
 ) -> None:
     """Search drafters' options and budgets by replaying recorded answers, for the most tokens a second.
 
@@ -62,10 +54,8 @@ def tune(
         check_files(method)
     curve = options.cost_curve(cost)
     assert curve is not None
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
-    recorded = options.recorded(
-        answers, prompt_file, language_model, format, prompt_field, most=max_new_tokens, group=group
-    )
+    language_model = target.target()
+    recorded = options.recorded(answers, prompts, language_model, most=max_new_tokens, group=group)
     with bar("tuning", None) as update:
         found = tuned(
             language_model,
@@ -74,7 +64,7 @@ def tune(
             curve,
             held_out=held_out,
             trials=trials,
-            runtime=runtime,
+            runtime=target.runtime,
             progress=lambda done: update(done, None, -1.0),
         )
     if as_json:
