@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def bench(
     prompts: options.PromptOptions,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The result's directory: begun, or gone on with.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The result's directory: begun, or gone on with.")],
     sampling: options.SamplingOptions,
     target: options.TargetOptions,
     methods: Annotated[
@@ -65,7 +65,7 @@ def bench(
     Exit code 0: the result is valid. 1: it is complete, but a text that should be plain decoding's is not, a method's
     account does not fit what was seen from outside, or a prompt was not answered; the report says which.
 
-    [dim]specds bench -p todo.jsonl --methods pld,sam,rest:code.ds --out result && xdg-open result/report.html[/dim]
+    [dim]specds bench -p todo.jsonl --methods pld,sam,rest:code.ds --output result && xdg-open result/report.html[/dim]
     [dim]specds bench -p question.jsonl --group category --limit 8 --methods pld,adapld --peers hf-generate -o r[/dim]
     [dim]specds bench -p gsm8k.jsonl=16 --methods 'pld@16,pld@16!csd?table=pld.parquet' --repeats 3 -o lossy[/dim]
     [dim]specds bench -p todo.jsonl --peer 'mine=python mine.py' -o r    # docs/bench.md says what it is asked[/dim]
@@ -121,11 +121,11 @@ def bench(
                     memory_note(method.name, engine.memory)
         asked["stores"] = {path: store_digest(path) for path in stores}
         flags = _flags(target, language_model, assistant)
-        contenders += _peer_contenders(others, flags, language_model, out, peer_timeout)
+        contenders += _peer_contenders(others, flags, language_model, output, peer_timeout)
         plan = Plan(max_new_tokens, picking, repeats, warmup, near_tie, target.runtime)
         with bar("measuring", None, "", quiet=quiet) as update:
             summary = run(
-                out,
+                output,
                 language_model,
                 contenders,
                 cases,
@@ -138,7 +138,7 @@ def bench(
             contender.close()
     if not quiet:
         bench_summary(summary)
-        note(f"{out / REPORT} has the plots")
+        note(f"{output / REPORT} has the plots")
     if not summary["valid"]:
         raise typer.Exit(1)
 
@@ -184,7 +184,7 @@ def _flags(target: options.TargetOptions, model: LanguageModel, assistant: str |
 
 
 def _peer_contenders(
-    peers: dict[str, str | None], flags: list[str], model: Any, out: Path, timeout: float
+    peers: dict[str, str | None], flags: list[str], model: Any, output: Path, timeout: float
 ) -> list[Contender]:
     """Those that come with specds share one process, and so one copy of the weights."""
     import shlex

@@ -13,7 +13,9 @@ from specds.cli import options
 def calibrate_csd(
     prompts: options.PromptOptions,
     target: options.TargetOptions,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The table (Parquet): begun, added to, or gone on with.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The table (Parquet): begun, added to, or gone on with.")
+    ],
     decoding: options.DecodingOptions = options.DecodingOptions(drafter="model", budget="16"),
     sampling: options.SamplingOptions = options.SamplingOptions(temperature=0.6),
     limit: options.Limit = None,
@@ -25,7 +27,7 @@ def calibrate_csd(
     --verifier csd --table T` lets such drafts pass that recur. It belongs to this target, this drafter and this
     tokenizer. A stopped run goes on where it was; prompts that the table knows are not counted again.
 
-    [dim]specds calibrate-csd -p train.jsonl --store code.ds -d rest --out rest.parquet[/dim]
+    [dim]specds calibrate-csd -p train.jsonl --store code.ds -d rest --output rest.parquet[/dim]
     [dim]specds decode -p todo.jsonl --store code.ds -d rest --verifier csd --table rest.parquet > answers.jsonl[/dim]
     """
     from specds.calibration.corrections import COUNTING, Calibration, calibrate
@@ -40,8 +42,8 @@ def calibrate_csd(
     if not budget:
         raise UsageError(f"--budget is {decoding.budget}", "a number, 1 or more: what is counted is to be repeatable")
     options.require_stores(decoding.store)
-    if out.exists():
-        read_table(out)
+    if output.exists():
+        read_table(output)
     language_model = target.target()
     with options.reading(language_model, quiet):
         method = Method(
@@ -59,7 +61,7 @@ def calibrate_csd(
         def progress(state: Calibration) -> None:
             update(state.prompts + state.known + len(state.failed), None, -1.0)
 
-        state = calibrate(engine, prompts.read(limit=limit), out, decoding.max_new_tokens, progress)
+        state = calibrate(engine, prompts.read(limit=limit), output, decoding.max_new_tokens, progress)
     for name, error in state.failed:
         note(f"prompt {name}: {error.message}")
     if not quiet:
@@ -67,6 +69,6 @@ def calibrate_csd(
             f"{state.prompts:,} prompts, {state.tokens:,} tokens counted"
             + (f"; {state.known:,} were known" if state.known else "")
         )
-        table_summary(str(out), read_table(out))
+        table_summary(str(output), read_table(output))
     if state.failed:
         raise typer.Exit(1)

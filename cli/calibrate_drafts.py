@@ -15,10 +15,10 @@ def calibrate_drafts(
     drafting: options.DraftingOptions,
     sampling: options.SamplingOptions,
     target: options.TargetOptions,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write it here; default: beside the first --store.")
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write it here; default: beside the first --store.")
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Draft tokens verified in a step while it watches.")] = 6,
+    budget: Annotated[int, typer.Option(min=1, help="Draft tokens verified in a step while it watches.")] = 6,
     max_new_tokens: options.MaxNewTokens = 256,
     limit: options.Limit = None,
     quiet: options.Quiet = False,
@@ -30,7 +30,7 @@ def calibrate_drafts(
     these. What is written lies beside the store as STORE.drafts.json; `decode` finds it there, for this model.
 
     [dim]specds calibrate-drafts -p some.jsonl --store code.ds[/dim]
-    [dim]specds calibrate-drafts -p some.jsonl --out mine.json[/dim]
+    [dim]specds calibrate-drafts -p some.jsonl --output mine.json[/dim]
     [dim]specds decode -p todo.jsonl --set calibration=mine.json > answers.jsonl[/dim]
     """
     from specds.calibration.acceptance import LOOKED_AT, Collected, Nodes, collect, fit
@@ -42,9 +42,9 @@ def calibrate_drafts(
     from specds.errors import UsageError
     from specds.files import target_of
 
-    if out is None and not drafting.store:
-        raise UsageError("neither --store nor --out is given", "beside which store, or where, is it to be written?")
-    path = target_of(out) if out is not None else calibration_path((drafting.store or [Path()])[0])
+    if output is None and not drafting.store:
+        raise UsageError("neither --store nor --output is given", "beside which store, or where, is it to be written?")
+    path = target_of(output) if output is not None else calibration_path((drafting.store or [Path()])[0])
     # As `--budget auto` has it, which is what the probabilities are for.
     chosen_options = {"session": "yes", **drafting.settings()}
     picking = sampling.sampling()
@@ -59,7 +59,7 @@ def calibrate_drafts(
         def progress(state: Collected) -> None:
             update(len(state.nodes) + len(state.failed), None, -1.0)
 
-        state = collect(engine, prompts.read(limit=limit), max_new_tokens, rows=rows, progress=progress)
+        state = collect(engine, prompts.read(limit=limit), max_new_tokens, rows=budget, progress=progress)
     for name, error in state.failed:
         note(f"prompt {name}: {error}")
     if not state.nodes:

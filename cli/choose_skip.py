@@ -13,7 +13,7 @@ def choose_skip(
     prompts: options.PromptOptions,
     target: options.TargetOptions,
     limit: Annotated[int, typer.Option(min=1, help="Prompts taken.")] = 4,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded after each prompt.")] = 24,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded after each prompt.")] = 24,
 ) -> None:
     """Search the layers that a model can leave out when it drafts for itself, and print them on stdout.
 
@@ -46,9 +46,11 @@ def choose_skip(
     ]
     curve = measurement.known(decoder, language_model, runtime)
     with bar("searching", None) as update:
-        found = choose_skip(decoder, texts, tokens, layers, curve, lambda done, total: update(done, total, -1.0))
+        found = choose_skip(
+            decoder, texts, max_new_tokens, layers, curve, lambda done, total: update(done, total, -1.0)
+        )
     comparison(
-        f"layers left out of {layers}, over {len(texts)} prompts of {tokens} tokens",
+        f"layers left out of {layers}, over {len(texts)} prompts of {max_new_tokens} tokens",
         ("layers", "agreement", "cost", "γ", "expected speed"),
         [(one.name, f"{one.agreement:.1%}", f"{one.cost:.2f}", f"{one.gamma}", f"{one.speed:.2f} ×") for one in found],
     )

@@ -11,8 +11,9 @@ from specds.cli import options
 
 def dedupe(
     store: options.StorePath,
-    prompts: Annotated[
-        bool, typer.Option("--prompts", help="Equal are documents of equal prompt and response, not of equal response.")
+    with_prompts: Annotated[
+        bool,
+        typer.Option("--with-prompts", help="Equal are documents of equal prompt and response, not of equal response."),
     ] = False,
     boilerplate: Annotated[
         int | None,
@@ -38,7 +39,7 @@ def dedupe(
 
     opened = open_store(store)
     with working("looking for copies"):
-        copies = find_duplicates(opened, prompts=prompts)
+        copies = find_duplicates(opened, prompts=with_prompts)
         gone = set(copies.doc_ids)
         shared = (
             find_boilerplate(opened, length=boilerplate, keep=keep, shortest=shortest, without=gone)

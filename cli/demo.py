@@ -20,12 +20,14 @@ _PROMPTS = Path(__file__).parent / "demo"
 
 def demo(
     target: options.TargetOptions,
-    directory: Annotated[
+    output: Annotated[
         Path | None,
-        typer.Option("--dir", help="Keep the datastore here; it is reused when it is there. Default: user cache."),
+        typer.Option(
+            "--output", "-o", help="Keep the datastore here; it is reused when it is there. Default: user cache."
+        ),
     ] = None,
     max_new_tokens: options.MaxNewTokens = 96,
-    prompts: Annotated[int, typer.Option(min=1, help="How many of the new prompts are decoded.")] = 8,
+    limit: Annotated[int, typer.Option(min=1, help="Only the first so many of the new prompts.")] = 8,
     budget: options.Budget = "auto",
 ) -> None:
     """Run the whole pipeline on prompts that come with specds.
@@ -54,7 +56,7 @@ def demo(
     from specds.decode.method import Method
     from specds.reference import generate_plain
 
-    path = (directory or cache_directory("demo")) / f"assistant-{language_model.fingerprint[:8]}.ds"
+    path = (output or cache_directory("demo")) / f"assistant-{language_model.fingerprint[:8]}.ds"
     path.parent.mkdir(parents=True, exist_ok=True)
     corpus = list(read_prompts([str(_PROMPTS / "corpus.jsonl")]))
     note(f"1. generate: {language_model.name} answers {len(corpus)} prompts of a code assistant → {path}")
@@ -73,7 +75,7 @@ def demo(
         note(f"{number}. build-{kind}: {indexed:,} tokens{'; ' + quality if quality else ''}")
 
     store = open_store(path, language_model.tokenizer)
-    asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:prompts]
+    asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:limit]
     note(f"4. decode: {len(asked)} new prompts, greedy, at most {max_new_tokens} tokens each, drafter after drafter")
     drafters = {name: drafter_class(name) for name in DRAFTERS}
     # A model that drafts for itself is worth its time where it has many more layers than this one.

@@ -65,7 +65,9 @@ _ended_by: ContextVar[int | None] = ContextVar("ended_by", default=None)
 app = typer.Typer(
     name="specds",
     help="Draft datastores that make language models decode faster, without training and without changing their text.",
-    epilog="From prompts to a faster model: generate → build-suffix, build-dense → decode. `specds demo` shows it all.",
+    epilog="From prompts to a faster model: generate → build-suffix, build-dense → decode. `specds demo` shows it all."
+    "\n\nEvery option can be set by an environment variable: SPECDS_DECODE_BUDGET is `decode --budget`, SPECDS_MODEL "
+    "is --model of every command.",
     no_args_is_help=True,
     cls=Group,
     pretty_exceptions_enable=False,
@@ -142,7 +144,7 @@ def run() -> None:
         _complain(told.message, told.hint)
         code = told.exit_code
     except _WrongUsage as error:
-        error.message = printable(error.message)
+        error.message = printable(error.message) + _where_from(error)
         error.show()
         code = error.exit_code
     except (BrokenPipeError, SystemExit) as error:
@@ -164,6 +166,13 @@ def run() -> None:
         if isinstance(error, OSError):
             _silence(1)
     sys.exit(code)
+
+
+def _where_from(error: Exception) -> str:
+    """Says that a wrong value may be an environment variable's; empty if none of that option is set."""
+    named = error.param.envvar if isinstance(error, typer.BadParameter) and error.param is not None else None
+    names = [named] if isinstance(named, str) else named or []
+    return next((f" ({name} is set)" for name in names if os.environ.get(name)), "")
 
 
 def explained(error: Exception) -> SpecdsError:

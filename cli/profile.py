@@ -13,11 +13,13 @@ _ENOUGH, _MOST = 16, 4096
 
 def profile(
     target: options.TargetOptions,
-    rows: Annotated[str | None, typer.Option(metavar="N,N,…", help="Row counts, from 1 on; default: 1 to 128.")] = None,
-    contexts: Annotated[
-        str | None, typer.Option(metavar="N,N,…", help="Committed tokens behind which it is measured.")
+    tokens: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="Query tokens of a pass, from 1 on; default: 1 to 128.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Passes of each kind; medians are taken.")] = 7,
+    contexts: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="Context lengths at which it is measured.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Forward passes of each kind; medians are taken.")] = 7,
     as_json: Annotated[bool, typer.Option("--json", help="The curve as JSON on stdout.")] = False,
 ) -> None:
     """Measure the verify cost curve T(n) of a model on this machine, and keep it.
@@ -40,16 +42,16 @@ def profile(
     runtime = choose_runtime(language_model, target.runtime)
     with options.reading(language_model):
         decoder = make_target(language_model, runtime)
-    counts = options.numbers("--rows", rows) if rows else list(measurement.ROWS)
+    counts = options.numbers("--tokens", tokens) if tokens else list(measurement.ROWS)
     behind = options.numbers("--contexts", contexts) if contexts else list(measurement.CONTEXTS)
     if counts[0] != 1:
-        raise UsageError(f"--rows begins with {counts[0]}", "1 is plain decoding, against which the others count")
+        raise UsageError(f"--tokens begins with {counts[0]}", "1 is plain decoding, against which the others count")
     if counts[-1] > _MOST:
-        raise UsageError(f"--rows ends with {counts[-1]}", f"at most {_MOST}")
+        raise UsageError(f"--tokens ends with {counts[-1]}", f"at most {_MOST}")
     longest = language_model.context_length - counts[-1]
     if contexts and behind[-1] > longest:
         raise UsageError(
-            f"--contexts ends with {behind[-1]}", f"with {counts[-1]} rows the model holds {longest} tokens before them"
+            f"--contexts ends with {behind[-1]}", f"before {counts[-1]} query tokens the model holds {longest} tokens"
         )
     behind = [context for context in behind if context <= longest] or [max(1, longest)]
     with bar("measuring", None, "") as update:
@@ -66,7 +68,7 @@ def profile(
     else:
         cost_curve(f"{language_model.name}, {language_model.dtype}, {runtime} runtime", curve)
     if counts[-1] < _ENOUGH:
-        note(f"not kept: `--budget auto` would never draft more than --rows goes to, and {_ENOUGH} is too few")
+        note(f"not kept: `--budget auto` would never draft more than --tokens goes to, and {_ENOUGH} is too few")
         return
     path = measurement.profile_path(language_model, runtime, torch.get_num_threads())
     measurement.save(curve, path)

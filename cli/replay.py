@@ -19,7 +19,9 @@ def replay(
     cost: options.Cost = None,
     max_new_tokens: options.RecordedLength = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many answers.")] = None,
-    rows: Annotated[Path | None, typer.Option(help="Write a JSON line an answer and method to this file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write a JSON line an answer and method to this file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
 ) -> None:
     """Replay drafters on recorded answers: the accepted tokens that decoding would count, without decoding.
@@ -53,7 +55,7 @@ def replay(
     found = []
     turns = list(itertools.islice(recorded.turns, limit))
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(rows.open("w")) if rows is not None else None
+        file = stack.enter_context(output.open("w")) if output is not None else None
         update = stack.enter_context(bar("replaying", len(turns)))
         for number, turn in enumerate(turns, 1):
             for row in made.of(turn):

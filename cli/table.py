@@ -28,7 +28,9 @@ Model = Annotated[
     ),
 ]
 One = Annotated[Path, typer.Argument(help="A correction table (Parquet).")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Where the result goes; a table that is there is replaced.")]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="Where the result goes; a table that is there is replaced.")
+]
 
 
 def inspect(
@@ -61,10 +63,12 @@ def inspect(
         correction_table(str(table), read, rows)
 
 
-def merge(tables: Annotated[list[Path], typer.Argument(help="Two tables or more, of one pair.")], out: Out) -> None:
+def merge(
+    tables: Annotated[list[Path], typer.Argument(help="Two tables or more, of one pair.")], output: Output
+) -> None:
     """Add tables up. The order does not matter; tables that count the same prompts are refused.
 
-    [dim]specds table merge monday.parquet tuesday.parquet --out week.parquet[/dim]
+    [dim]specds table merge monday.parquet tuesday.parquet --output week.parquet[/dim]
     """
     from specds.cli.render import table_summary
     from specds.datastore.corrections import merge, read_table, write_table
@@ -73,13 +77,13 @@ def merge(tables: Annotated[list[Path], typer.Argument(help="Two tables or more,
     if len(tables) < 2:
         raise UsageError("one table is given", "merge two or more")
     total = merge([read_table(path) for path in tables])
-    write_table(out, total)
-    table_summary(str(out), total)
+    write_table(output, total)
+    table_summary(str(output), total)
 
 
 def prune(
     table: One,
-    out: Out,
+    output: Output,
     least: Annotated[int, typer.Option(min=1, help="Pairs counted less often go.")] = 1,
     top: Annotated[int | None, typer.Option(min=0, help="All but so many of the most frequent pairs go.")] = None,
     decay: Annotated[float, typer.Option(min=0.0, max=1.0, help="Multiply counts by this, rounded down.")] = 1.0,
@@ -87,15 +91,15 @@ def prune(
 ) -> None:
     """Forget what is rare or old.
 
-    [dim]specds table prune week.parquet --least 2 --decay 0.5 --out week.parquet[/dim]
+    [dim]specds table prune week.parquet --least 2 --decay 0.5 --output week.parquet[/dim]
     """
     from specds.cli.render import table_summary
     from specds.datastore.corrections import read_table, updating, write_table
 
-    with updating(out):
+    with updating(output):
         kept = read_table(table).pruned(least=least, top=top, decay=decay, cap=cap)
-        write_table(out, kept)
-    table_summary(str(out), kept)
+        write_table(output, kept)
+    table_summary(str(output), kept)
 
 
 def diff(

@@ -98,7 +98,7 @@ class Acceptance:
         try:
             write_atomically(path, (json.dumps(record, separators=(",", ":")) + "\n").encode())
         except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror or error}", "choose another --out") from error
+            raise OutputError(f"cannot write {path}: {error.strerror or error}", "choose another --output") from error
 
 
 def load_acceptance(path: Path) -> Acceptance:

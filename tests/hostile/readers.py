@@ -143,8 +143,8 @@ def make_base(folder: Path, model: LanguageModel) -> None:
         steps.setdefault(row["prompt"], []).append(row)
     Path(".t2.parquet.journal").write_text("".join(json.dumps(one) + "\n" for one in steps.values()))
     csd = ("calibrate-csd", "-p", "p.jsonl", "-d", "rest", "-s", STORE, "--max-new-tokens", "12", *MODEL)
-    command(*csd, "--out", "table.parquet")
-    command(*csd, "--out", "table2.parquet", "--limit", "2")
+    command(*csd, "--output", "table.parquet")
+    command(*csd, "--output", "table2.parquet", "--limit", "2")
     pair = corrections.read_table(Path("table.parquet")).pair
     for number, name in enumerate(("table.parquet", "table2.parquet")):
         counts = {corrections.key_of(n, (n * 7 + number) % 128): 1 + n % 5 for n in range(1, 100)}
@@ -159,7 +159,7 @@ def make_base(folder: Path, model: LanguageModel) -> None:
         "none,pld",
         "--max-new-tokens",
         "8",
-        "--out",
+        "--output",
         "bench",
         "--limit",
         "4",
@@ -282,7 +282,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
         return dict.fromkeys(found, ways)
 
     decode = ("decode", "-p", "p.jsonl", "--limit", "2", "--max-new-tokens", "6", "-q", *MODEL)
-    rebuilt = [("rebuild", STORE, "--suffix-only"), ("compact", STORE), ("merge", STORE, "good.ds", "--out", "m.ds")]
+    rebuilt = [("rebuild", STORE, "--suffix-only"), ("compact", STORE), ("merge", STORE, "good.ds", "--output", "m.ds")]
     looks = [("inspect", STORE), ("inspect", STORE, "--json"), ("inspect", STORE, "--provenance"), ("verify", STORE)]
     suffix = {**inside(STORE, "suffix/*/tokens.bin", arrays("<u2")), **inside(STORE, "suffix/*/sa.bin", arrays("<i4"))}
     dense = {
@@ -307,7 +307,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
             [
                 *rebuilt,
                 ("export", STORE, "--to", "jsonl"),
-                ("export", STORE, "--to", "parquet", "--out", "x.parquet"),
+                ("export", STORE, "--to", "parquet", "--output", "x.parquet"),
                 ("diff", STORE, "good.ds"),
                 ("dedupe", STORE, "-n"),
                 ("remove", STORE, "--id", "p1"),
@@ -346,8 +346,8 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
                 ("table", "inspect", "table.parquet"),
                 ("table", "inspect", "table.parquet", "--model", "model", "--json"),
                 ("table", "diff", "table.parquet", "table2.parquet"),
-                ("table", "merge", "table.parquet", "table2.parquet", "--out", "m.parquet"),
-                ("table", "prune", "table.parquet", "--min", "2", "--out", "m.parquet"),
+                ("table", "merge", "table.parquet", "table2.parquet", "--output", "m.parquet"),
+                ("table", "prune", "table.parquet", "--least", "2", "--output", "m.parquet"),
                 (*decode, "-d", "rest", "-s", STORE, "--verifier", "csd", "--table", "table.parquet"),
             ],
             weight=3,
@@ -456,7 +456,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
                     "none,pld",
                     "--max-new-tokens",
                     "8",
-                    "--out",
+                    "--output",
                     "bench",
                     "--limit",
                     "4",
@@ -479,7 +479,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
                     "none,pld",
                     "--max-new-tokens",
                     "8",
-                    "--out",
+                    "--output",
                     "bench2",
                     "--limit",
                     "4",
