@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from specds.calibration.bench.contenders import Contender
     from specds.model import LanguageModel
 
+_PROBLEMS = 10
+
 
 def bench(
     prompts: options.PromptOptions,
@@ -75,7 +77,7 @@ def bench(
     from specds.calibration.bench.results import REPORT
     from specds.calibration.bench.run import Plan, choose_cases, store_digest
     from specds.calibration.bench.run import bench as run
-    from specds.cli.render import bar, bench_summary, memory_note, note
+    from specds.cli.render import bar, memory_note, note
     from specds.decode.assembly import check_files, check_method
     from specds.decode.engine import Engine
     from specds.decode.method import distinct, parse_methods
@@ -137,7 +139,7 @@ def bench(
         for contender in contenders:
             contender.close()
     if not quiet:
-        bench_summary(summary)
+        _summary(summary)
         note(f"{output / REPORT} has the plots")
     if not summary["valid"]:
         raise typer.Exit(1)
@@ -201,3 +203,40 @@ def _peer_contenders(
         else Peer(name, Worker(shlex.split(command), logs / f"{len(name)}-{number}.log", timeout), model)
         for number, (name, command) in enumerate(peers.items())
     ]
+
+
+def _summary(summary: dict[str, Any]) -> None:
+    """The tables at the end of `specds bench`, and what is wrong with the run."""
+    from specds.cli.render import comparison, interval, note
+
+    groups = summary["groups"]
+    peers = [one["name"] for one in summary["methods"] if one["name"] == "hf-generate"]
+    columns = ["method", "× plain", *("× generate" for _ in peers), "MAT", "acceptance", "tokens/s", "drafting", "same"]
+    for group in groups[-1:]:
+        rows = []
+        for one in summary["methods"]:
+            own = group["methods"][one["name"]]
+            speeds = [own["speedup"]["none"], *(own["speedup"][name] for name in peers)]
+            cells = [one["name"], interval(speeds[0], 2), *(f"{speed['value']:.2f}" for speed in speeds[1:])]
+            cells += [f"{own['mat']['value']:.2f}" if own["mat"] else "–"]
+            cells += [f"{own['acceptance']['value']:.1%}" if own["acceptance"] else "–"]
+            cells += [f"{own['tokens_per_second']['value']:.1f}"]
+            cells += [f"{own['drafting']['value']:.1%}" if own["drafting"] else "–"]
+            rows.append([*cells, f"{own['same']} of {own['answers']}"])
+        comparison(f"{group['prompts']} prompts, {group['tokens']:,} tokens of plain decoding", columns, rows)
+    if len(groups) > 1:
+        names = ["× plain", *(group["group"] for group in groups[:-1])]
+        rows = [
+            [one["name"], *(interval(group["methods"][one["name"]]["speedup"]["none"], 2) for group in groups[:-1])]
+            for one in summary["methods"]
+        ]
+        comparison("by group", names, rows)
+    for one in summary["problems"][:_PROBLEMS]:
+        where = f", prompt {one['prompt']}" if one["prompt"] is not None else ""
+        note(f"{one['kind']}: {one['method']}{where}: {one['text']}")
+    if len(summary["problems"]) > _PROBLEMS:
+        note(f"… and {len(summary['problems']) - _PROBLEMS:,} more problems, in the report")
+    ties = [one for one in summary["differences"] if one["near_tie"]]
+    if ties:
+        note(f"{len(ties)} texts leave plain decoding's at a near-tie, where rounding decides")
+    note("valid" if summary["valid"] else "NOT VALID: do not rely on these figures")

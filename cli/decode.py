@@ -20,6 +20,7 @@ _LEAST_PASSES = 32
 
 if TYPE_CHECKING:
     from specds.datastore.store import Store
+    from specds.decode.counters import Counters
     from specds.decode.engine import Answer, Engine
     from specds.decode.method import Method
 
@@ -79,12 +80,12 @@ def decode(
     from dataclasses import replace
 
     from specds.calibration.trace import TraceWriter
-    from specds.cli.answers import answer_file, answer_record, error_record, request_key
-    from specds.cli.config import read_config
-    from specds.cli.render import bar, decode_summary, emit, memory_note, note
+    from specds.cli.render import bar, emit, memory_note, note
     from specds.datastore.corrections import read_table
     from specds.datastore.prompts import BadRow
+    from specds.decode.answers import answer_file, answer_record, error_record, request_key
     from specds.decode.assembly import check_method
+    from specds.decode.config import read_config
     from specds.decode.counters import Counters
     from specds.decode.verifiers import verifier_name
     from specds.errors import PromptError, UsageError
@@ -171,7 +172,7 @@ def decode(
             update(number + 1, None, total.tokens_per_second)
     if not quiet:
         exact = "lossless" if engine.lossless else "lossy"
-        decode_summary(
+        _summary(
             f"{method.drafter}, verified by {verifier_name(verifier, picking)} ({exact}), "
             f"{engine.chosen_runtime} runtime",
             answered,
@@ -293,3 +294,36 @@ def _remark(note: Callable[[str], None], stores: list[Store], engine: Engine) ->
                     f"note: {len(missing)} corpus files of {store.path} are not in its {kind} index yet — "
                     f"`specds build-{kind} {store.path}` takes them in"
                 )
+
+
+def _summary(title: str, prompts: int, failed: int, counters: Counters, plain: float | None) -> None:
+    """The table at the end of `specds decode`.
+
+    Args:
+        plain: seconds that plain decoding would have taken; None if that is not known.
+    """
+    from rich.table import Table
+
+    from specds.cli.render import console, note
+
+    table = Table(title=title, title_justify="left")
+    for name in ("prompts", "tokens", "steps", "MAT", "acceptance", "per node", "tokens/s", "drafting"):
+        table.add_column(name, justify="right")
+    table.add_row(
+        f"{prompts}" + (f" ({failed} failed)" if failed else ""),
+        f"{counters.tokens:,}",
+        f"{counters.steps:,}",
+        f"{counters.mat:.2f}",
+        f"{counters.acceptance:.1%}" if counters.drafted else "–",
+        f"{counters.node_acceptance:.1%}" if counters.drafted else "–",
+        f"{counters.tokens_per_second:.1f}",
+        f"{counters.drafting_share:.1%}",
+    )
+    console.print(table)
+    if plain is not None and counters.seconds:
+        note(
+            f"about {plain / counters.seconds:.2f} × plain decoding, by what its passes take here; `specds bench` "
+            "measures it"
+        )
+    if counters.rescued:
+        note(f"{counters.rescued:,} drafted tokens were let pass where the target had picked others")

@@ -22,7 +22,7 @@ def dedupe(
     keep: Annotated[int, typer.Option(min=1, help="How many documents may hold such a passage.")] = 1,
     shortest: Annotated[int, typer.Option(min=1, help="Pieces that cutting leaves are dropped below so many.")] = 16,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be saved.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Take out documents whose response an earlier one has, and passages that many share.
 
@@ -32,8 +32,8 @@ def dedupe(
 
     [dim]specds dedupe code.ds --boilerplate 48 --dry-run[/dim]
     """
-    from specds.cli.render import emit, note, savings, working
-    from specds.datastore.duplicates import find_boilerplate, find_duplicates
+    from specds.cli.render import emit, note, working
+    from specds.datastore.duplicates import find_boilerplate, find_duplicates, savings
     from specds.datastore.rewriting import rewrite
     from specds.datastore.store import open_store
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specds.cli import options
+from specds.printing import printable
 
 if TYPE_CHECKING:
     from specds.calibration.answers import Answers
+    from specds.calibration.evaluation import Evaluation
     from specds.datastore.store import Store
     from specds.model import LanguageModel
 
@@ -30,7 +32,7 @@ def evaluate(
     no_dense: Annotated[bool, typer.Option("--no-dense", help="Only the suffix index; no weights are read.")] = False,
     cost: options.Cost = None,
     max_new_tokens: options.RecordedLength = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Say whether a datastore serves prompts such as these.
 
@@ -41,7 +43,7 @@ def evaluate(
     [dim]specds evaluate code.ds -p some.jsonl --answers plain.jsonl[/dim]
     """
     from specds.calibration.evaluation import evaluate as evaluated
-    from specds.cli.render import bar, emit, evaluation_tables, note
+    from specds.cli.render import bar, emit, note
     from specds.datastore.store import open_store
     from specds.errors import UsageError
 
@@ -89,7 +91,7 @@ def evaluate(
     if as_json:
         emit({"store": str(store), **found.record()})
     else:
-        evaluation_tables(str(store), found)
+        _tables(str(store), found)
 
 
 _LENGTH = 128
@@ -133,3 +135,66 @@ def _written(
     if not turns:
         raise prompts.nothing()
     return Answers(tuple(turns), failed)
+
+
+def _tables(name: str, found: Evaluation) -> None:
+    """What `specds evaluate` found. Goes to stdout: it is what was asked for."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from specds.cli.render import screen
+
+    out = screen(stderr=False)
+    out.print(f"[bold]{escape(printable(name))}[/bold] on {found.answers:,} answers, {found.tokens:,} tokens")
+    table = Table("index", "budget", title="predicted", title_justify="left", box=None, padding=(0, 2, 0, 2))
+    for column in ("MAT", "acceptance", "per node", *(["× plain"] if _has_speed(found) else [])):
+        table.add_column(column, justify="right")
+    for index, budget, summary in found.predictions:
+        counters = summary.counters
+        cells = [f"{counters.mat:.3f}", f"{counters.acceptance:.1%}", f"{counters.node_acceptance:.1%}"]
+        if summary.speedup is not None:
+            cells.append(f"{summary.speedup:.2f}")
+        table.add_row(index, str(budget), *cells)
+    out.print(table)
+    total = sum(one.positions for one in found.hits)
+    if total:
+        table = Table(title="longest match", title_justify="left", box=None, padding=(0, 2, 0, 2))
+        for column in ("tokens", "positions", "first is right", "any is right"):
+            table.add_column(column, justify="right")
+        for one in found.hits:
+            right = [f"{count / one.positions:.1%}" if one.length else "–" for count in (one.first, one.anywhere)]
+            table.add_row(str(one.length), f"{one.positions / total:.1%}", *right)
+        first, anywhere = (sum(getattr(one, name) for one in found.hits) for name in ("first", "anywhere"))
+        table.add_row("all", "100.0%", f"{first / total:.1%}", f"{anywhere / total:.1%}")
+        out.print(table)
+    for what, texts in (("prompts", found.prompts), ("answers", found.responses)):
+        part = f"{texts.shared / texts.ngrams:.1%}" if texts.ngrams else "–"
+        out.print(
+            f"overlap: {texts.touched:,} of {texts.texts:,} {what} share a {found.ngram}-gram with the store, "
+            f"{part} of their {found.ngram}-grams stand there; {texts.same:,} are documents as they are"
+        )
+    for what, shares in (("source", found.sources), ("corpus file", found.parts)):
+        table = Table(box=None, padding=(0, 2, 0, 2))
+        table.add_column(what, overflow="fold")
+        for column in ("documents", "of use", "tokens", "accepted", "here alone", "oldest", "newest"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for share in shares:
+            table.add_row(
+                escape(printable(share.name)),
+                f"{share.documents:,}",
+                f"{share.useful / share.documents:.0%}" if share.indexed else "not indexed" if found.hits else "–",
+                f"{share.tokens:,}",
+                f"{share.gave:,}",
+                f"{share.alone:,}",
+                escape(share.oldest[:10]),
+                escape(share.newest[:10]),
+            )
+        out.print(table)
+    if dead := [share for share in found.sources if share.dead]:
+        tokens = sum(share.tokens for share in dead)
+        names = ", ".join(share.name for share in dead)
+        out.print(f"dead weight: {escape(printable(names))}: {tokens:,} tokens, and none was accepted")
+
+
+def _has_speed(found: Evaluation) -> bool:
+    return any(summary.speedup is not None for _, _, summary in found.predictions)

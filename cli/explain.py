@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specds.cli import options
+from specds.printing import printable
+
+if TYPE_CHECKING:
+    from specds.calibration.explanation import Explanation
 
 
 def explain(
@@ -16,7 +20,7 @@ def explain(
     target: options.TargetOptions,
     store: options.Stores = None,
     cost: options.Cost = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show which sources proposed the tokens that were accepted, what each cost, and what the run would be without it.
 
@@ -32,7 +36,7 @@ def explain(
 
     from specds.calibration.explanation import explain as explained
     from specds.calibration.trace import lacking
-    from specds.cli.render import bar, explanation_table, note, replay_table
+    from specds.cli.render import bar, note, replay_table
 
     found = explained(str(trace))
     if lacks := lacking(str(trace)):
@@ -61,6 +65,43 @@ def explain(
         record = dataclasses.asdict(found)
         print(json.dumps({**record, **({"replayed": [one.row() for one in summaries]} if summaries else {})}))
         return
-    explanation_table(str(trace), found)
+    _table(str(trace), found)
     if summaries:
         replay_table("replayed without each source", summaries)
+
+
+def _table(title: str, found: Explanation) -> None:
+    """What `specds explain` found. Goes to stdout: it is what was asked for."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from specds.cli.render import screen
+
+    out = screen(stderr=False)
+    out.print(f"[bold]{escape(printable(title))}[/bold]  drafter {escape(printable(found.drafter))}")
+    steps = max(found.steps, 1)
+    out.print(
+        f"{found.tokens:,} tokens in {found.steps:,} passes: {found.tokens / steps:.2f} a pass, "
+        f"{found.drafted / steps:.1f} drafted, {found.accepted / max(found.drafted, 1):.0%} of these accepted"
+    )
+    faster = found.plain / found.seconds if found.seconds else 0.0
+    out.print(
+        f"{found.seconds:.2f} s, {found.drafting / max(found.seconds, 1e-9):.1%} of it drafting; about "
+        f"{found.plain:.2f} s without drafts ({faster:.2f}×); one more row takes {1e3 * found.row:.2f} ms"
+    )
+    table = Table(title="by source; a token can have several", title_justify="left")
+    table.add_column("source", overflow="fold")
+    for column in ("drafted", "accepted", "rate", "only it", "asking, ms", "without it, s", "slower"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found.sources:
+        table.add_row(
+            escape(printable(one.name)),
+            f"{one.drafted:,}",
+            f"{one.accepted:,}",
+            f"{one.accepted / one.drafted:.0%}" if one.drafted else "–",
+            f"{one.alone:,}",
+            "–" if one.seconds is None else f"{1e3 * one.seconds:.1f}",
+            f"{one.without:.2f}",
+            f"{one.without / found.seconds - 1:+.1%}" if found.seconds else "–",
+        )
+    out.print(table)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specds.cli import options
 
 _ENOUGH, _MOST = 16, 4096
+
+if TYPE_CHECKING:
+    from specds.decode.pricing.curve import CostCurve
 
 
 def profile(
@@ -20,7 +23,7 @@ def profile(
         str | None, typer.Option(metavar="N,N,…", help="Context lengths at which it is measured.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Forward passes of each kind; medians are taken.")] = 7,
-    as_json: Annotated[bool, typer.Option("--json", help="The curve as JSON on stdout.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Measure the verify cost curve T(n) of a model on this machine, and keep it.
 
@@ -33,7 +36,7 @@ def profile(
 
     import torch
 
-    from specds.cli.render import bar, cost_curve, note
+    from specds.cli.render import bar, note
     from specds.decode.pricing import measurement
     from specds.decode.targets import choose_runtime, make_target
     from specds.errors import UsageError
@@ -66,10 +69,32 @@ def profile(
     if as_json:
         print(json.dumps(curve.record()))
     else:
-        cost_curve(f"{language_model.name}, {language_model.dtype}, {runtime} runtime", curve)
+        _curve(f"{language_model.name}, {language_model.dtype}, {runtime} runtime", curve)
     if counts[-1] < _ENOUGH:
         note(f"not kept: `--budget auto` would never draft more than --tokens goes to, and {_ENOUGH} is too few")
         return
     path = measurement.profile_path(language_model, runtime, torch.get_num_threads())
     measurement.save(curve, path)
     note(f"kept in {path}")
+
+
+def _curve(title: str, curve: CostCurve) -> None:
+    """T(n) as a table and a plot. Goes to stdout: it is what was asked for."""
+    from rich.table import Table
+
+    from specds.cli.render import screen
+
+    out = screen(stderr=False)
+    table = Table(title=f"T(n): {title}", title_justify="left")
+    table.add_column("rows", justify="right")
+    for context in curve.contexts:
+        table.add_column(f"ms behind {context:,}", justify="right")
+        table.add_column("× T(1)", justify="right")
+    longest = float(curve.seconds[-1, -1])
+    table.add_column(f"behind {curve.contexts[-1]:,}")
+    for place, count in enumerate(curve.rows):
+        cells = []
+        for line in curve.seconds:
+            cells += [f"{line[place] * 1e3:.2f}", f"{line[place] / line[0]:.2f}"]
+        table.add_row(str(count), *cells, "█" * max(1, round(30 * float(curve.seconds[-1, place]) / longest)))
+    out.print(table)

@@ -22,7 +22,7 @@ def replay(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write a JSON line an answer and method to this file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Replay drafters on recorded answers: the accepted tokens that decoding would count, without decoding.
 
@@ -40,7 +40,7 @@ def replay(
     import json
 
     from specds.calibration.replay import Replay, summarise
-    from specds.cli.render import bar, replay_record, replay_table
+    from specds.cli.render import bar, replay_table
     from specds.decode.assembly import check_files, check_method
     from specds.decode.method import distinct, parse_methods
 
@@ -61,7 +61,7 @@ def replay(
             for row in made.of(turn):
                 found.append(dataclasses.replace(row, steps=()))  # they hold on to the model's states
                 if file is not None:
-                    file.write(json.dumps(replay_record(row)) + "\n")
+                    file.write(json.dumps(row.record()) + "\n")
             update(number, None, -1.0)
     summaries = summarise(found)
     if as_json:

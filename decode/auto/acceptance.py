@@ -77,6 +77,10 @@ class Acceptance:
     reliability: Reliability | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
+    def record(self) -> dict[str, Any]:
+        """What it was fitted on and how right it is, as JSON; without the trees."""
+        return {**self.about, "reliability": None if self.reliability is None else self.reliability.record()}
+
     def save(self, path: Path) -> None:
         """Write it, whole or not at all.
 

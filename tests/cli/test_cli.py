@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from specds.cli.answers import answer_file
+from specds.decode.answers import answer_file
 from specds.decode.drafters import DRAFTERS
 from specds.decode.registry import describe_options, load
 from specds.decode.verifiers import VERIFIERS

@@ -27,8 +27,6 @@ from specds.calibration.bench.judge import compare_texts
 from specds.calibration.bench.report import report
 from specds.calibration.bench.run import check_tokens, summarize
 from specds.calibration.explanation import explain
-from specds.cli import answers as answer_files
-from specds.cli.config import read_config
 from specds.cli.main import run
 from specds.cli.options import cost_curve
 from specds.datastore import corrections
@@ -37,7 +35,9 @@ from specds.datastore.dense_segment import load_normalizer, read_keys
 from specds.datastore.examples import read_examples
 from specds.datastore.prompts import read_prompts
 from specds.datastore.store import find_problems, open_store
+from specds.decode import answers as answer_files
 from specds.decode.auto.acceptance import load_acceptance
+from specds.decode.config import read_config
 from specds.model import LanguageModel, load_model
 from specds.sampling import Sampling
 from specds.tokenizer import Tokenizer
