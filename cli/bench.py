@@ -62,15 +62,15 @@ def bench(
     Methods take turns on each prompt, in an order that rotates, after a warm-up; other engines run in processes of
     their own. Speedups are against plain decoding on the same runtime, medians over prompts with 95 % intervals. The
     result is a directory: report.html to look at, summary.json, results.parquet (a row for each prompt, method and
-    repeat) and steps.parquet (a row for each pass). A stopped run goes on where it was.
+    repeat) and steps.parquet (a row for each forward pass). A stopped run goes on where it was.
 
     Exit code 0: the result is valid. 1: it is complete, but a text that should be plain decoding's is not, a method's
     account does not fit what was seen from outside, or a prompt was not answered; the report says which.
 
-    [dim]specds bench -p todo.jsonl --methods pld,sam,rest:code.ds --output result && xdg-open result/report.html[/dim]
-    [dim]specds bench -p question.jsonl --group category --limit 8 --methods pld,adapld --peers hf-generate -o r[/dim]
-    [dim]specds bench -p gsm8k.jsonl=16 --methods 'pld@16,pld@16!csd?table=pld.parquet' --repeats 3 -o lossy[/dim]
-    [dim]specds bench -p todo.jsonl --peer 'mine=python mine.py' -o r    # docs/bench.md says what it is asked[/dim]
+    [dim]specds bench -p todo.jsonl --methods pld,sam,rest:code.ds -o result[/dim]
+    [dim]specds bench -p q.jsonl --group task --limit 8 --peers hf-generate -o result[/dim]
+    [dim]specds bench -p q.jsonl=16 --methods 'pld,pld!csd?table=T.parquet' -o lossy[/dim]
+    [dim]specds bench -p todo.jsonl --peer 'mine=python mine.py' -o result[/dim]
     """
     from specds.calibration.bench.contenders import Ours
     from specds.calibration.bench.judge import PLAIN

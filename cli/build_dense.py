@@ -60,7 +60,7 @@ def build_dense(
     from specds.datastore.store import open_store
 
     limit = options.size("memory", memory)
-    # Before the weights are loaded: what is no store, or one of another tokenizer, is refused at once.
+    # Before the weights are loaded: what is not a valid store, or one of another tokenizer, is refused at once.
     options.require_stores([store])
     open_store(store, model.tokenizer())
     language_model = model.load(weights=True)

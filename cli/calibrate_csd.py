@@ -24,11 +24,11 @@ def calibrate_csd(
     """Decode prompts with standard speculative decoding, and count how the target diverges from the drafts.
 
     The table holds how often each token was drafted where the target picked each other one (CSD, §4.2); `decode
-    --verifier csd --table T` lets such drafts pass that recur. It belongs to this target, this drafter and this
+    --verifier csd --table T` accepts such drafts where they recur (lossy). It belongs to this target, drafter and
     tokenizer. A stopped run goes on where it was; prompts that the table knows are not counted again.
 
-    [dim]specds calibrate-csd -p train.jsonl --store code.ds -d rest --output rest.parquet[/dim]
-    [dim]specds decode -p todo.jsonl --store code.ds -d rest --verifier csd --table rest.parquet > answers.jsonl[/dim]
+    [dim]specds calibrate-csd -p train.jsonl -s code.ds -d rest -o T.parquet[/dim]
+    [dim]specds decode -p F.jsonl -s code.ds -d rest --verifier csd --table T.parquet[/dim]
     """
     from specds.calibration.corrections import COUNTING, Calibration, calibrate
     from specds.cli.render import bar, note, table_summary

@@ -20,7 +20,7 @@ def choose_skip(
     One layer after the other is left out, each time the one without which the next token changes least often; of the
     sets found the one is printed that should decode fastest on this machine. A table of all goes to stderr.
 
-    [dim]specds decode -p todo.jsonl --draft-model "$(specds choose-skip -p some.jsonl)" > answers.jsonl[/dim]
+    [dim]specds decode -p F.jsonl --draft-model "$(specds choose-skip -p some.jsonl)"[/dim]
     """
     from specds.calibration.skipping import choose_skip
     from specds.cli.render import bar, comparison, note
@@ -56,6 +56,7 @@ def choose_skip(
     )
     if found[0].speed < 1:
         note(
-            "note: none of them should be faster than plain decoding here; a retrieving drafter costs nothing to draft"
+            "note: none of them is expected to be faster than plain decoding here; a retrieving drafter costs nothing "
+            "to draft"
         )
     print(found[0].name)

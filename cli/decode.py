@@ -13,7 +13,7 @@ from specds.cli import options
 
 # Prompts after which --update-table writes.
 _PART = 32
-# Passes, the latest ones, by which the speed of plain decoding is estimated where there is no cost curve.
+# Forward passes, the latest ones, by which the speed of plain decoding is estimated where there is no cost curve.
 _PASSES = 100_000
 # Of fewer passes nothing is said: the first ones are slower than those of a long job.
 _LEAST_PASSES = 32
@@ -322,8 +322,8 @@ def _summary(title: str, prompts: int, failed: int, counters: Counters, plain: f
     console.print(table)
     if plain is not None and counters.seconds:
         note(
-            f"about {plain / counters.seconds:.2f} × plain decoding, by what its passes take here; `specds bench` "
-            "measures it"
+            f"about {plain / counters.seconds:.2f} × plain decoding, by what its forward passes take here; "
+            "`specds bench` measures it"
         )
     if counters.rescued:
-        note(f"{counters.rescued:,} drafted tokens were let pass where the target had picked others")
+        note(f"{counters.rescued:,} drafted tokens were accepted (lossy) where the target had picked others")

@@ -51,7 +51,7 @@ def evaluate(
         raise UsageError("neither --prompts nor --answers is given", "say what the store is to be good for")
     sizes = options.numbers("--budgets", budgets)
     curve = options.cost_curve(cost)
-    # Before the weights are loaded: what is no store, or one of another tokenizer, is refused at once.
+    # Before the weights are loaded: what is not a valid store, or one of another tokenizer, is refused at once.
     options.require_stores([store])
     open_store(store, target.tokenizer())
     language_model = target.target()
@@ -68,7 +68,7 @@ def evaluate(
 
         recorded = read_pairs([str(answers)], language_model.tokenizer)
         if recorded.failed:
-            note(f"note: {recorded.failed:,} rows are no prompts with responses; they are left out")
+            note(f"note: {recorded.failed:,} rows do not hold a prompt and a response; they are left out")
     elif answers is None:
         recorded = _written(language_model, opened, prompts, max_new_tokens, target.runtime)
     else:

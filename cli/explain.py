@@ -24,11 +24,12 @@ def explain(
 ) -> None:
     """Show which sources proposed the tokens that were accepted, what each cost, and what the run would be without it.
 
-    From the trace alone it says what the passes that were made would have lost. With the prompts that were decoded (and
-    the stores) drafter auto is also replayed on the answers without each source in turn, and drafts what the others
-    know instead; that takes as long as decoding for each source.
+    From the trace alone it says what the forward passes that were made would have lost. With the prompts that were
+    decoded (and the stores) drafter auto is also replayed on the answers without each source in turn, and drafts what
+    the others know instead; that takes as long as decoding for each source.
 
-    [dim]specds decode -p some.jsonl -s code.ds --trace T.parquet > answers.jsonl && specds explain T.parquet[/dim]
+    [dim]specds decode -p some.jsonl -s code.ds --trace T.parquet > answers.jsonl[/dim]
+    [dim]specds explain T.parquet[/dim]
     [dim]specds explain T.parquet -p some.jsonl -s code.ds --cost cost.json[/dim]
     """
     import dataclasses
@@ -81,13 +82,13 @@ def _table(title: str, found: Explanation) -> None:
     out.print(f"[bold]{escape(printable(title))}[/bold]  drafter {escape(printable(found.drafter))}")
     steps = max(found.steps, 1)
     out.print(
-        f"{found.tokens:,} tokens in {found.steps:,} passes: {found.tokens / steps:.2f} a pass, "
+        f"{found.tokens:,} tokens in {found.steps:,} forward passes: {found.tokens / steps:.2f} a pass, "
         f"{found.drafted / steps:.1f} drafted, {found.accepted / max(found.drafted, 1):.0%} of these accepted"
     )
     faster = found.plain / found.seconds if found.seconds else 0.0
     out.print(
         f"{found.seconds:.2f} s, {found.drafting / max(found.seconds, 1e-9):.1%} of it drafting; about "
-        f"{found.plain:.2f} s without drafts ({faster:.2f}×); one more row takes {1e3 * found.row:.2f} ms"
+        f"{found.plain:.2f} s without drafts ({faster:.2f}×); one more query token takes {1e3 * found.row:.2f} ms"
     )
     table = Table(title="by source; a token can have several", title_justify="left")
     table.add_column("source", overflow="fold")

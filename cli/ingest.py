@@ -40,7 +40,7 @@ def ingest(
     them; raw text is taken as it is. Columns are found by their usual names, or named. What the store holds
     already is skipped, so the same command can be run again.
 
-    [dim]specds ingest answers.jsonl --prompt-field question --response-field answer --store code.ds[/dim]
+    [dim]specds ingest qa.csv --prompt-field q --response-field a --store code.ds[/dim]
     """
     import itertools
 

@@ -25,8 +25,8 @@ def inspect(
 ) -> None:
     """Show what a store holds: documents, tokens by source, models, indexes with their quality, size, provenance.
 
-    What `specds calibrate-drafts` left beside it is shown, too: of candidates that were promised a probability, how
-    many the model took.
+    What `specds calibrate-drafts` left beside it is shown, too: the probabilities predicted for
+    candidates, and how many of these the model took.
 
     [dim]specds inspect code.ds --json | jq .indexes[/dim]
     """

@@ -133,7 +133,7 @@ def run() -> None:
     lend_temporary()
     _shows_tracebacks.set(bool(os.environ.get("SPECDS_DEBUG")))
     try:
-        result = app(standalone_mode=False)
+        result = app(standalone_mode=False, prog_name="specds")
         code = result if isinstance(result, int) else 0
         if code == _INTERRUPTED:  # newer versions of typer return this where others raise
             raise KeyboardInterrupt

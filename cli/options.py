@@ -351,7 +351,7 @@ def size(name: str, text: str | None) -> int | None:
     """Bytes of a size such as 500MB, 2GB or 1.5GiB.
 
     Raises:
-        UsageError: it is no size.
+        UsageError: it is not a valid size.
     """
     if text is None:
         return None
@@ -393,7 +393,7 @@ def tokenizer_of(name: str, revision: str | None, trust_remote_code: bool, *, qu
 
 
 def require_stores(paths: Sequence[Path] | None) -> None:
-    """Refuse what is no store, or a damaged one, before any model is looked for."""
+    """Refuse what is not a valid store, before any model is looked for."""
     from specds.datastore.store import open_store
 
     for path in paths or []:
@@ -415,7 +415,7 @@ def budget(text: str) -> int | None:
 
 
 def cost_curve(path: Path | None) -> CostCurve | None:
-    """A cost curve in a file, or that of the passes of a trace or a bench.
+    """A cost curve in a file, or that of the forward passes of a trace or a bench.
 
     Raises:
         InputError: there is none in it.
@@ -430,12 +430,13 @@ def cost_curve(path: Path | None) -> CostCurve | None:
         found = read_passes(str(trace)).curve()
         if found is None:
             raise InputError(
-                f"{trace} has too few passes of one row, or of several", "a bench of `none` and a drafter has both"
+                f"{trace} has too few forward passes of one query token, or of several",
+                "a bench of `none` and a drafter has both",
             )
         return found
     found = measurement.load(path)
     if found is None:
-        raise InputError(f"{path} is no cost curve", "`specds profile --json > C.json` writes one")
+        raise InputError(f"{path} is not a valid cost curve", "`specds profile --json > C.json` writes one")
     return found
 
 

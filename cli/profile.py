@@ -1,4 +1,4 @@
-"""specds profile: what a pass of the target over n tokens costs on this machine."""
+"""specds profile: what a forward pass of the target over n query tokens costs on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def profile(
     target: options.TargetOptions,
     tokens: Annotated[
-        str | None, typer.Option(metavar="N,N,…", help="Query tokens of a pass, from 1 on; default: 1 to 128.")
+        str | None, typer.Option(metavar="N,N,…", help="Query tokens of a forward pass, from 1 on; default: 1 to 128.")
     ] = None,
     contexts: Annotated[
         str | None, typer.Option(metavar="N,N,…", help="Context lengths at which it is measured.")
@@ -46,23 +46,23 @@ def profile(
     with options.reading(language_model):
         decoder = make_target(language_model, runtime)
     counts = options.numbers("--tokens", tokens) if tokens else list(measurement.ROWS)
-    behind = options.numbers("--contexts", contexts) if contexts else list(measurement.CONTEXTS)
+    lengths = options.numbers("--contexts", contexts) if contexts else list(measurement.CONTEXTS)
     if counts[0] != 1:
         raise UsageError(f"--tokens begins with {counts[0]}", "1 is plain decoding, against which the others count")
     if counts[-1] > _MOST:
         raise UsageError(f"--tokens ends with {counts[-1]}", f"at most {_MOST}")
     longest = language_model.context_length - counts[-1]
-    if contexts and behind[-1] > longest:
+    if contexts and lengths[-1] > longest:
         raise UsageError(
-            f"--contexts ends with {behind[-1]}", f"before {counts[-1]} query tokens the model holds {longest} tokens"
+            f"--contexts ends with {lengths[-1]}", f"before {counts[-1]} query tokens the model holds {longest} tokens"
         )
-    behind = [context for context in behind if context <= longest] or [max(1, longest)]
+    lengths = [context for context in lengths if context <= longest] or [max(1, longest)]
     with bar("measuring", None, "") as update:
         curve = measurement.measure(
             decoder,
             vocabulary=language_model.config.vocab_size,
             rows=counts,
-            contexts=behind,
+            contexts=lengths,
             repeats=repeats,
             progress=lambda done, total: update(done, total, -1.0),
         )
@@ -86,12 +86,12 @@ def _curve(title: str, curve: CostCurve) -> None:
 
     out = screen(stderr=False)
     table = Table(title=f"T(n): {title}", title_justify="left")
-    table.add_column("rows", justify="right")
+    table.add_column("query tokens", justify="right")
     for context in curve.contexts:
-        table.add_column(f"ms behind {context:,}", justify="right")
+        table.add_column(f"ms at {context:,}", justify="right")
         table.add_column("× T(1)", justify="right")
     longest = float(curve.seconds[-1, -1])
-    table.add_column(f"behind {curve.contexts[-1]:,}")
+    table.add_column(f"at {curve.contexts[-1]:,}")
     for place, count in enumerate(curve.rows):
         cells = []
         for line in curve.seconds:

@@ -277,7 +277,7 @@ def replay_table(title: str, summaries: Sequence[Summary]) -> None:
     """What `specds replay` found. Goes to stdout: it is what was asked for."""
     table = Table(title=title, title_justify="left")
     table.add_column("method", overflow="fold")
-    for column in ("MAT", "steps", "acceptance", "per node", "drafting", "model runs", "tokens/s", "× plain"):
+    for column in ("MAT", "steps", "acceptance", "per node", "drafting", "forward passes", "tokens/s", "× plain"):
         table.add_column(column, justify="right", no_wrap=True)
     for one in summaries:
         row, drafted = one.row(), one.counters.drafted
@@ -310,7 +310,7 @@ def acceptance_table(path: str, found: Acceptance, *, stderr: bool = False) -> N
         "candidates of probability 0.1 and more",
         soft_wrap=True,
     )
-    table = Table("probability", "candidates", "promised", "accepted", "", box=None, padding=(0, 2, 0, 2))
+    table = Table("probability", "candidates", "predicted", "accepted", "", box=None, padding=(0, 2, 0, 2))
     for place, count in enumerate(measured.counts):
         if count:
             low, high = measured.edges[place : place + 2]

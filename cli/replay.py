@@ -32,7 +32,7 @@ def replay(
     and respec) run it at every step, as decoding does. With --cost the table predicts speed, too.
 
     [dim]specds decode -p some.jsonl -d none --output plain.jsonl[/dim]
-    [dim]specds replay --answers plain.jsonl -p some.jsonl --methods pld,rest:code.ds,dresd:code.ds --budget 16[/dim]
+    [dim]specds replay --answers plain.jsonl -p some.jsonl --methods pld,rest:code.ds[/dim]
     """
     import contextlib
     import dataclasses

@@ -36,12 +36,12 @@ def tune(
 
     From the defaults on, one option after another is changed, and what helps stays. An option or a budget that a
     method's word gives is left as it is. `decode` without a configuration, which is drafter auto, is always tried,
-    with and without the stores named: that takes as long as decoding. The table shows what the fastest setting is worth
-    on prompts that it was not chosen by, for all prompts and for each group of 5 or more to judge by. Where it is not
-    surely as fast there as the default, the default is what is written.
+    with and without the stores named: that takes as long as decoding. The table shows the benefit of the fastest
+    setting on prompts that it was not chosen by, for all prompts and for each group of 5 or more to judge by. Where
+    it is not surely as fast there as the default, the default is what is written.
 
-    [dim]specds tune --answers plain.jsonl -p some.jsonl --cost cost.json --methods pld,rest:code.ds -o tuned.json[/dim]
-    [dim]specds decode -p todo.jsonl --config tuned.json > answers.jsonl[/dim]
+    [dim]specds tune --answers A.jsonl -p F.jsonl --cost C.json --methods pld -o T.json[/dim]
+    [dim]specds decode -p todo.jsonl --config T.json > answers.jsonl[/dim]
     """
     import json
 

@@ -88,7 +88,7 @@ def test_the_model_and_any_option_come_from_the_environment_and_the_command_line
     monkeypatch.setenv("SPECDS_MODEL", str(tiny_directory))
     monkeypatch.setenv("SPECDS_DEVICE", "cpu")
     monkeypatch.setenv("SPECDS_DECODE_MAX_NEW_TOKENS", "3")
-    monkeypatch.setenv("SPECDS_DECODE_SET", "min_match=2 length=4")
+    monkeypatch.setenv("SPECDS_DECODE_SET", "max_ngram=2 length=4")
     monkeypatch.setenv("SPECDS_DECODE_QUIET", "1")
     result = run_cli("decode", "-p", prompts, "-d", "pld")
     assert (result.code, result.err) == (0, "")
