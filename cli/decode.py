@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,17 +10,10 @@ import typer
 
 from specds.cli import options
 
-# Prompts after which --update-table writes.
-_PART = 32
-# Forward passes, the latest ones, by which the speed of plain decoding is estimated where there is no cost curve.
-_PASSES = 100_000
-# Of fewer passes nothing is said: the first ones are slower than those of a long job.
-_LEAST_PASSES = 32
-
 if TYPE_CHECKING:
     from specds.datastore.store import Store
-    from specds.decode.counters import Counters
-    from specds.decode.engine import Answer, Engine
+    from specds.decode.engine import Engine
+    from specds.decode.job import Job
     from specds.decode.method import Method
 
 
@@ -79,16 +71,16 @@ def decode(
     import itertools
     from dataclasses import replace
 
+    from specds.calibration.corrections import TableUpdates
+    from specds.calibration.speed import PlainDecoding
     from specds.calibration.trace import TraceWriter
     from specds.cli.render import bar, emit, memory_note, note
     from specds.datastore.corrections import read_table
-    from specds.datastore.prompts import BadRow
-    from specds.decode.answers import answer_file, answer_record, error_record, request_key
+    from specds.decode.answers import answer_file
     from specds.decode.assembly import check_method
     from specds.decode.config import read_config
-    from specds.decode.counters import Counters
-    from specds.decode.verifiers import verifier_name
-    from specds.errors import PromptError, UsageError
+    from specds.decode.job import Job
+    from specds.errors import UsageError
 
     picking = sampling.sampling()
     judging = options.settings(verifier_option or [], "--verifier-set")
@@ -126,69 +118,37 @@ def decode(
             memory_note(f"verifier {verifier}", engine.memory)
     if update_table and engine.memory is None:
         raise UsageError(f"--verifier {verifier} counts no divergences", "--update-table goes with csd or ocm")
-    total, answered, failed = Counters(), 0, 0
-    plain, first_failure = _Plain(engine), ""
+    plain = PlainDecoding(engine)
     counted = prompts.total(prompts.limit)
-    learned = _Learned(table if update_table else None, engine)
+    learned = TableUpdates(table if update_table else None, engine)
     with contextlib.ExitStack() as stack:
         tracer = stack.enter_context(TraceWriter(trace, resumable=output is not None)) if trace is not None else None
         file = stack.enter_context(answer_file(output)) if output is not None else None
         write, held = (emit, []) if file is None else (file.write, file.held)
-        if tracer is not None and held:
-            lacks = tracer.carry_over([one.id for one in held if not one.failed])
-            if lacks:
-                note(
-                    f"note: {trace} will lack the steps of {len(lacks):,} answers that {output} holds already, the "
-                    f"first of them {lacks[0]!r}: the run that wrote them left no trace here"
-                )
+        lacks = tracer.carry_over([one.id for one in held if not one.failed]) if tracer is not None and held else []
+        if lacks:
+            note(
+                f"note: {trace} will lack the steps of {len(lacks):,} answers that {output} holds already, the "
+                f"first of them {lacks[0]!r}: the run that wrote them left no trace here"
+            )
         stack.enter_context(contextlib.closing(learned))
         update = stack.enter_context(bar("decoding", counted, quiet=quiet))
         update(len(held), None, -1.0)
-        for number, row in enumerate(itertools.chain([first], rows)):
-            key = request_key(engine, row, decoding.max_new_tokens)
-            if file is not None and number < len(held):
-                file.check(number, row, key)
-                continue
-            answered += 1
-            try:
-                if isinstance(row, BadRow):
-                    raise row.error
-                answer = engine.answer(row, decoding.max_new_tokens)
-                record = answer_record(engine, answer, key)
-                total = total + answer.counters
-                plain.saw(answer)
+        job = Job(engine, decoding.max_new_tokens, file)
+        for done in job.run(itertools.chain([first], rows)):
+            if done.answer is not None:
+                plain.saw(done.answer)
                 if tracer is not None:
-                    for turn, one in enumerate(answer.turns):
-                        tracer.add(answer.id, turn, method.drafter, one.steps)
-            except PromptError as error:
-                failed += 1
-                first_failure = first_failure or f"prompt {row.id}: {error.message} — {error.hint}"
-                record = error_record(row, error, key)
-                if strict:
-                    write(record)
-                    raise
-            write(record)
-            learned.saw(answer.counters.tokens if "error" not in record else 0)
-            update(number + 1, None, total.tokens_per_second)
+                    for turn, one in enumerate(done.answer.turns):
+                        tracer.add(done.answer.id, turn, method.drafter, one.steps)
+            write(done.record)
+            if done.error is not None and strict:
+                raise done.error
+            learned.saw(0 if done.answer is None else done.answer.counters.tokens)
+            update(done.number + 1, None, job.counters.tokens_per_second)
     if not quiet:
-        exact = "lossless" if engine.lossless else "lossy"
-        _summary(
-            f"{method.drafter}, verified by {verifier_name(verifier, picking)} ({exact}), "
-            f"{engine.chosen_runtime} runtime",
-            answered,
-            failed,
-            total,
-            plain.seconds(),
-        )
-        if failed:
-            note(f"{failed:,} of {answered:,} prompts failed; the first: {first_failure}")
-        if held:
-            broken = sum(one.failed for one in held)
-            note(
-                f"{output}: {len(held):,} answers were there already"
-                + (f", {broken:,} of them errors" if broken else "")
-            )
-    if failed or any(one.failed for one in held):
+        _summary(job, plain.seconds())
+    if job.failed or any(one.failed for one in held):
         raise typer.Exit(1)
 
 
@@ -204,72 +164,6 @@ def _method(given: options.DecodingOptions, configured: Method | None) -> Method
         if given.drafter in (None, configured.drafter) and given.draft_model is None:
             drafter, settings = configured.drafter, {**configured.options, **settings}
     return Method(drafter, settings, stores, budget, draft_model=given.draft_model)
-
-
-class _Plain:
-    """What the answers would have taken without drafts: by the engine's cost curve, else by this run's passes."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._by_curve = self._prefills = 0.0
-        self._tokens = 0
-        self._passes: deque[tuple[int, float]] = deque(maxlen=_PASSES)
-
-    def saw(self, answer: Answer) -> None:
-        """One more answer."""
-        self._by_curve += self._engine.plain_seconds(answer) or 0.0
-        for turn in answer.turns:
-            first, *later = turn.steps
-            self._prefills += first.forward_seconds + first.verify_seconds
-            self._tokens += sum(len(step.tokens) for step in later)
-            self._passes += [(len(step.draft), step.forward_seconds + step.verify_seconds) for step in later]
-
-    def seconds(self) -> float | None:
-        """All of it; None where nothing can be said, or was to be saved."""
-        import numpy as np
-
-        from specds.calibration.explanation import pass_line
-
-        if self._engine.method.drafter == "none" or len(self._passes) < _LEAST_PASSES:
-            return None
-        if self._by_curve:
-            return self._by_curve
-        rows, took = np.array(self._passes).T
-        return self._prefills + self._tokens * pass_line(np.stack([np.ones_like(rows), rows], axis=1), took)[0]
-
-
-class _Learned:
-    """Divergences on their way into a table: in parts, so that a job that dies has given most of them."""
-
-    def __init__(self, table: Path | None, engine: Engine) -> None:
-        self._table, self._engine = table, engine
-        self._prompts = self._tokens = 0
-
-    def saw(self, tokens: int) -> None:
-        """One more prompt is answered."""
-        self._prompts += tokens > 0
-        self._tokens += tokens
-        if self._prompts >= _PART:
-            self.close()
-
-    def close(self) -> None:
-        """Add what is not in the table yet."""
-        if self._table is None or self._engine.memory is None:
-            return
-        from specds.datastore.corrections import add_to_table
-        from specds.datastore.store import provenance
-
-        new = self._engine.memory.take_new()
-        if new or self._prompts:
-            add_to_table(
-                self._table,
-                self._engine.pair,
-                new,
-                prompts=self._prompts,
-                tokens=self._tokens,
-                provenance=provenance(),
-            )
-        self._prompts = self._tokens = 0
 
 
 def _remark(note: Callable[[str], None], stores: list[Store], engine: Engine) -> None:
@@ -296,7 +190,7 @@ def _remark(note: Callable[[str], None], stores: list[Store], engine: Engine) ->
                 )
 
 
-def _summary(title: str, prompts: int, failed: int, counters: Counters, plain: float | None) -> None:
+def _summary(job: Job, plain: float | None) -> None:
     """The table at the end of `specds decode`.
 
     Args:
@@ -305,12 +199,17 @@ def _summary(title: str, prompts: int, failed: int, counters: Counters, plain: f
     from rich.table import Table
 
     from specds.cli.render import console, note
+    from specds.decode.verifiers import verifier_name
 
+    engine, counters = job.engine, job.counters
+    judge = verifier_name(engine.method.verifier, engine.sampling)
+    exact = "lossless" if engine.lossless else "lossy"
+    title = f"{engine.method.drafter}, verified by {judge} ({exact}), {engine.chosen_runtime} runtime"
     table = Table(title=title, title_justify="left")
     for name in ("prompts", "tokens", "steps", "MAT", "acceptance", "per node", "tokens/s", "drafting"):
         table.add_column(name, justify="right")
     table.add_row(
-        f"{prompts}" + (f" ({failed} failed)" if failed else ""),
+        f"{job.answered}" + (f" ({job.failed} failed)" if job.failed else ""),
         f"{counters.tokens:,}",
         f"{counters.steps:,}",
         f"{counters.mat:.2f}",
@@ -327,3 +226,9 @@ def _summary(title: str, prompts: int, failed: int, counters: Counters, plain: f
         )
     if counters.rescued:
         note(f"{counters.rescued:,} drafted tokens were accepted (lossy) where the target had picked others")
+    if job.failed:
+        note(f"{job.failed:,} of {job.answered:,} prompts failed; the first: {job.first_failure}")
+    if job.file is not None and (held := job.file.held):
+        broken = sum(one.failed for one in held)
+        said = f", {broken:,} of them errors" if broken else ""
+        note(f"{job.file.path}: {len(held):,} answers were there already{said}")
