@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 
 from specds.calibration.bench.quality import correct, rouge_l
 from specds.calibration.bench.run import choose_cases
-from specds.decode.contracts import Forward, Kept, Target
+from specds.decode.contracts import Activations, Forward, Target
 from specds.decode.counters import Counters
 from specds.decode.draft import Draft
-from specds.decode.draft_model import speaker_of
+from specds.decode.draft_model import draft_model_of
 from specds.decode.engine import Engine
 from specds.decode.method import distinct, parse_methods
 from specds.model import LanguageModel, load_model
@@ -53,7 +53,7 @@ class Remembering:
         self._held: list[int] = []  # what the real target holds
         self._pending: list[int] = []
         self._sketched: list[int] = []
-        self._drawn: list[int] = []  # what of it the real target has sketched behind its text
+        self._drawn: list[int] = []  # what of it the real target has drafted by layer-skip after its text
         self._waits = False  # whether the real target has run the pass that is to be committed
         self._known: dict[Any, Any] = {}
 
@@ -85,22 +85,22 @@ class Remembering:
             self._target.commit(path)
             self._held, self._drawn = self._text[:], []
 
-    def sketch(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+    def layer_skip(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
         self._sketched = [*self._sketched[:ahead], token]
         key = (tuple(self._text), tuple(self._sketched), skip)
         if key not in self._known:
             self._catch_up()
             if self._drawn != self._sketched[:-1]:
                 for place, before in enumerate(self._sketched[:-1]):
-                    self._target.sketch(before, place, skip)
-            self._known[key] = self._target.sketch(token, ahead, skip).clone()
+                    self._target.layer_skip(before, place, skip)
+            self._known[key] = self._target.layer_skip(token, ahead, skip).clone()
             self._drawn = self._sketched
         found: torch.Tensor = self._known[key]
         return found
 
-    def kept(self) -> Kept:
+    def activations(self) -> Activations:
         self._catch_up()
-        return self._target.kept()
+        return self._target.activations()
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         return self._target.embed(tokens)
@@ -119,12 +119,12 @@ def share_targets(engines: Iterable[Engine]) -> None:
     """One remembering target for all engines whose drafters ask the same of it."""
     shared: dict[Any, Remembering] = {}
     for one in engines:
-        taps = one._assembly.prepared.taps
-        if taps not in shared:
-            shared[taps] = Remembering(one._target)
-        one._target = shared[taps]
+        captures = one._assembly.prepared.captures
+        if captures not in shared:
+            shared[captures] = Remembering(one._target)
+        one._target = shared[captures]
         if one._draft_model is not None and not isinstance(one.method.draft_model, LanguageModel):
-            one._draft_model.speaker = speaker_of(one.method.draft_model, one._target, one.model, one.runtime)
+            one._draft_model.model = draft_model_of(one.method.draft_model, one._target, one.model, one.runtime)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from specds.calibration.answers import Recorded
 from specds.decode.assembly import Library, drafter_class, prepare, verifier_class
-from specds.decode.contracts import Drafter, Signal, Step, Taps, Target, Use
+from specds.decode.contracts import Captures, Drafter, Signal, Step, Target, Use
 from specds.decode.counters import Counters
 from specds.decode.loop import decode
 from specds.decode.method import AUTO, Method
@@ -77,23 +77,23 @@ class Shared:
         self.model = model
         self._runtime = runtime
         self._room = bytes
-        self._targets: dict[tuple[str, Taps], Target] = {}
+        self._targets: dict[tuple[str, Captures], Target] = {}
         self.library = Library(model)
-        self._readings: dict[tuple[Recorded, Taps, bool], Reading] = {}
+        self._readings: dict[tuple[Recorded, Captures, bool], Reading] = {}
         self.warm: set[tuple[str, bool]] = set()
         """Drafters, with a budget that is fixed or not, that have run: what they call is compiled."""
 
-    def target(self, what: str, taps: Taps) -> Target:
+    def target(self, what: str, captures: Captures) -> Target:
         """The model's own, one for each use."""
-        if (what, taps) not in self._targets:
-            self._targets[what, taps] = make_target(self.model, self._runtime, taps)
-        return self._targets[what, taps]
+        if (what, captures) not in self._targets:
+            self._targets[what, captures] = make_target(self.model, self._runtime, captures)
+        return self._targets[what, captures]
 
-    def reading(self, answer: Recorded, taps: Taps, logits: bool) -> Reading:
+    def reading(self, answer: Recorded, captures: Captures, logits: bool) -> Reading:
         """What the model says to an answer."""
-        key = answer, taps, logits
+        key = answer, captures, logits
         if key not in self._readings:
-            made = read(self.target(ANSWER, taps), answer.prompt, answer.tokens, logits=logits)
+            made = read(self.target(ANSWER, captures), answer.prompt, answer.tokens, logits=logits)
             if made.size > self._room:
                 return made
             self._room -= made.size
@@ -135,7 +135,7 @@ class Replay:
         self._shared = shared or Shared(model, runtime)
         self._methods = [_Drafting(method, curve, self._shared) for method in methods]
         reading = [one for one in self._methods if one.passes == ANSWER]
-        self._taps = [one.taps for one in reading]
+        self._captures = [one.captures for one in reading]
         self._logits = any(one.needs & {Signal.TOPK, Signal.ENTROPY} for one in reading)
 
     @property
@@ -145,10 +145,10 @@ class Replay:
 
     def of(self, answer: Recorded) -> list[Replayed]:
         """What every method would have done, in order."""
-        readings: dict[Taps, Reading] = {}
+        readings: dict[Captures, Reading] = {}
         return [self._one(drafting, answer, readings) for drafting in self._methods]
 
-    def _one(self, drafting: _Drafting, answer: Recorded, readings: dict[Taps, Reading]) -> Replayed:
+    def _one(self, drafting: _Drafting, answer: Recorded, readings: dict[Captures, Reading]) -> Replayed:
         steps = tuple(
             decode(
                 self._target(drafting, answer, readings),
@@ -167,20 +167,21 @@ class Replay:
             seconds = _seconds(self._curve, answer, steps)
         return Replayed(answer, drafting.method.name, drafting.passes, steps, counters, seconds, plain)
 
-    def _target(self, drafting: _Drafting, answer: Recorded, readings: dict[Taps, Reading]) -> Target:
+    def _target(self, drafting: _Drafting, answer: Recorded, readings: dict[Captures, Reading]) -> Target:
         if drafting.passes == NONE:
             return RecordedTarget(answer.text, len(answer.prompt))
         if drafting.passes == STEP:
-            return self._shared.target(STEP, drafting.taps)
-        taps = self._union(drafting.taps)
-        if taps not in readings:
-            readings[taps] = self._shared.reading(answer, taps, self._logits)
-        return RecordedTarget(answer.text, len(answer.prompt), readings[taps])
+            return self._shared.target(STEP, drafting.captures)
+        captures = self._union(drafting.captures)
+        if captures not in readings:
+            readings[captures] = self._shared.reading(answer, captures, self._logits)
+        return RecordedTarget(answer.text, len(answer.prompt), readings[captures])
 
-    def _union(self, own: Taps) -> Taps:
+    def _union(self, own: Captures) -> Captures:
         """What one pass over an answer hands over: all that anybody asks for, except for the states of two layers."""
-        layer = own.layer or max(taps.layer for taps in self._taps)
-        return Taps(any(taps.hidden for taps in self._taps), layer, any(taps.top for taps in self._taps))
+        layer = own.layer or max(captures.layer for captures in self._captures)
+        hidden, top = (any(one) for one in zip(*((each.hidden, each.top) for each in self._captures), strict=True))
+        return Captures(hidden, layer, top)
 
 
 class _Drafting:
@@ -207,7 +208,7 @@ class _Drafting:
                 "`specds profile --json > C.json` and --cost C.json, or --budget 16",
             )
         self._assembly = prepared.assemble(curve)
-        self.needs, self.taps = prepared.needs, prepared.taps
+        self.needs, self.captures = prepared.needs, prepared.captures
         self.passes = NONE if not self.needs else ANSWER if self.needs <= PER_ANSWER else STEP
         ran = method.drafter, method.budget is not None
         if ran not in shared.warm:

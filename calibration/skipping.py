@@ -92,7 +92,7 @@ def _judge(
             guesses = []
             for candidate in candidates:
                 began = time.perf_counter()
-                guesses.append(_argmax(target.sketch(own, 0, candidate)))
+                guesses.append(_argmax(target.layer_skip(own, 0, candidate)))
                 short.append(time.perf_counter() - began)
             began = time.perf_counter()
             following = _argmax(target.forward(own, empty()).logits[0])

@@ -12,8 +12,8 @@ from specds.datastore.corrections import read_table
 from specds.datastore.dense import DenseIndex
 from specds.datastore.store import Store, open_store
 from specds.datastore.suffix import SuffixIndex
-from specds.decode.contracts import NO_RESOURCES, Drafter, Resources, Signal, Taps, Use, Verifier
-from specds.decode.draft_model import DraftModel
+from specds.decode.contracts import NO_RESOURCES, Captures, Drafter, Resources, Signal, Use, Verifier
+from specds.decode.draft_model import DraftDecoder
 from specds.decode.drafters import DRAFTERS
 from specds.decode.method import Method
 from specds.decode.pricing.budget import Adaptive, Budget, Fixed
@@ -141,7 +141,7 @@ class Prepared:
         resources: its indexes.
         unused: stores whose dense index is another model's, which it does without.
         needs: what it asks of the target.
-        taps: what a target must be made to hand over for it.
+        captures: what a target must be made to hand over for it.
     """
 
     method: Method
@@ -151,9 +151,9 @@ class Prepared:
     resources: Resources
     unused: tuple[Store, ...]
     needs: frozenset[Signal]
-    taps: Taps
+    captures: Captures
 
-    def assemble(self, curve: Prices | None = None, draft_model: DraftModel | None = None) -> Assembly:
+    def assemble(self, curve: Prices | None = None, draft_model: DraftDecoder | None = None) -> Assembly:
         """What the requests of one engine are made of.
 
         Args:
@@ -178,7 +178,7 @@ def prepare(method: Method, model: LanguageModel, library: Library | None = None
     options = parse_options(kind.Options, method.options, f"drafter {method.drafter}")
     resources, unused = (library or Library(model)).indexes(kind, method)
     drafter = kind(options, resources)
-    return Prepared(method, model, kind, options, resources, unused, drafter.needs, taps_of(drafter, model))
+    return Prepared(method, model, kind, options, resources, unused, drafter.needs, captures_of(drafter, model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +236,10 @@ class Assembly:
             raise CorruptStore(f"{paths}: {error.message}", error.hint) from error
 
 
-def taps_of(drafter: Drafter, model: LanguageModel) -> Taps:
+def captures_of(drafter: Drafter, model: LanguageModel) -> Captures:
     """What a target must be made to hand over for a drafter."""
     layer = 0
     if Signal.LAYER in drafter.needs:
         layers = int(model.config.num_hidden_layers)
         layer = max(1, round(drafter.layer * layers)) if drafter.layer < 1 else int(drafter.layer)
-    return Taps(Signal.HIDDEN in drafter.needs, layer, Signal.CONTEXT_TOPK in drafter.needs)
+    return Captures(Signal.HIDDEN in drafter.needs, layer, Signal.CONTEXT_TOPK in drafter.needs)

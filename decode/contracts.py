@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specds.datastore.dense import DenseIndex
     from specds.datastore.suffix import SuffixIndex
     from specds.decode.auto.cross_request import CrossRequest
-    from specds.decode.draft_model import DraftModel
+    from specds.decode.draft_model import DraftDecoder
     from specds.decode.pricing.curve import Prices
     from specds.decode.verifiers.csd import Memory
 
@@ -67,7 +67,7 @@ Embed = Callable[[NDArray[np.integer]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
-class Taps:
+class Captures:
     """What a target hands over besides logits.
 
     Attributes:
@@ -88,7 +88,7 @@ class Forward:
     Attributes:
         logits: float[n + 1, vocabulary] on the target's device: row 0 follows the last committed token,
             row i + 1 follows draft node i. A prefill gives one row.
-        hidden: float[n + 1, d], the final-normed hidden states of the same rows; None unless tapped.
+        hidden: float[n + 1, d], the final-normed hidden states of the same rows; None unless captured.
     """
 
     logits: torch.Tensor
@@ -96,12 +96,12 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Activations:
     """What a target keeps of all tokens that are in its cache; valid until the next pass.
 
     Attributes:
-        layer: float32[length, d], the residual stream behind the tapped layer; None unless tapped.
-        top: int32[length, TOP], the likeliest tokens after each; None unless tapped.
+        layer: float32[length, d], the residual stream behind the captured layer; None unless captured.
+        top: int32[length, TOP], the likeliest tokens after each; None unless captured.
     """
 
     layer: NDArray[np.float32] | None = None
@@ -202,7 +202,7 @@ class Resources:
 
     suffix: Sequence[SuffixIndex] = ()
     dense: Sequence[DenseIndex] = ()
-    draft_model: DraftModel | None = None
+    draft_model: DraftDecoder | None = None
     shared: CrossRequest | None = None
 
 
@@ -317,20 +317,20 @@ class Target(Protocol):
     def commit(self, path: Sequence[int]) -> None:
         """Keep the last token's cache entry and those of the accepted path; forget the rest of the draft."""
 
-    def sketch(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+    def layer_skip(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
         """Logits, float[vocabulary], of a pass that leaves layers out: what the model itself would draft.
 
-        It looks at the cache of the committed text, and of the sketched tokens before it; what it puts behind them is
+        It looks at the cache of the committed text, and of the tokens drafted so before it; what it puts behind them is
         overwritten by the next pass.
 
         Args:
-            token: the one to be forwarded: the last committed one, then one sketched after the other.
-            ahead: how many were sketched since the last commit.
+            token: the one to be forwarded: the last committed one, then one drafted so after the other.
+            ahead: how many were drafted so since the last commit.
             skip: layers left out, 0 the first. The first and the last are never.
         """
 
-    def kept(self) -> Kept:
-        """What the taps keep of all that was prefilled and committed."""
+    def activations(self) -> Activations:
+        """What the captures keep of all that was prefilled and committed."""
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """float32[m, d]: input embeddings of m token ids."""

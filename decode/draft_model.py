@@ -21,7 +21,7 @@ SKIP = "skip:"
 SKIP_HALF = "skip:half"
 
 
-class Speaker(Protocol):
+class DraftModel(Protocol):
     """A draft model over one request's text."""
 
     def logits(self, text: Sequence[int], ahead: int) -> torch.Tensor:
@@ -40,7 +40,7 @@ class Separate:
         self._target = target
 
     def logits(self, text: Sequence[int], ahead: int) -> torch.Tensor:
-        """See `Speaker.logits`."""
+        """See `DraftModel.logits`."""
         if not ahead:
             return self._target.prefill(text).logits[-1]
         result = self._target.forward(text[-1], empty()).logits[0]
@@ -55,8 +55,8 @@ class Skipping:
         self._target, self._skip = target, skip
 
     def logits(self, text: Sequence[int], ahead: int) -> torch.Tensor:
-        """See `Speaker.logits`."""
-        return self._target.sketch(text[-1], ahead, self._skip)
+        """See `DraftModel.logits`."""
+        return self._target.layer_skip(text[-1], ahead, self._skip)
 
 
 def parse_skip(text: str, layers: int) -> frozenset[int]:
@@ -115,7 +115,9 @@ def load_draft_model(name: LanguageModel | str | None, target: LanguageModel) ->
     return name
 
 
-def speaker_of(drafting: LanguageModel | str | None, target: Target, model: LanguageModel, runtime: str) -> Speaker:
+def draft_model_of(
+    drafting: LanguageModel | str | None, target: Target, model: LanguageModel, runtime: str
+) -> DraftModel:
     """What drafts: a model over a cache of its own, or `target`, which runs `model`, without some layers."""
     if isinstance(drafting, LanguageModel):
         return Separate(make_target(drafting, runtime))
@@ -123,11 +125,11 @@ def speaker_of(drafting: LanguageModel | str | None, target: Target, model: Lang
 
 
 @dataclass(slots=True)
-class DraftModel:
-    """A speaker, and how its tokens are picked.
+class DraftDecoder:
+    """A draft model, and how its tokens are picked.
 
     Attributes:
-        speaker: the model.
+        model: what gives the logits.
         sampling: the target's.
         independent: draw from the model with noise of its own and say from what, as rejection sampling needs it;
             otherwise use the target's noise at each position, so that equal distributions give equal tokens.
@@ -135,13 +137,13 @@ class DraftModel:
         end: how long the request's text can become; nothing is drafted that could not be committed.
     """
 
-    speaker: Speaker
+    model: DraftModel
     sampling: Sampling
     independent: bool
     noise: Noise
     end: int = 0
 
-    def say(
+    def generate(
         self, text: list[int], count: int, least: float
     ) -> tuple[list[int], list[float], NDArray[np.float32] | None]:
         """Up to `count` tokens after a text, their scores, and what each was drawn from ([n, vocabulary], or None).
@@ -155,7 +157,7 @@ class DraftModel:
         written = list(text)
         count = min(count, self.end - len(text) - 1)  # the target adds a token of its own
         while len(said) < count:
-            logits = self.speaker.logits(written, len(said))
+            logits = self.model.logits(written, len(said))
             # A score that depended on the token drawn would let trimming choose among draws, and shift the outputs.
             sure = _highest_probability(logits)
             if sure < least:

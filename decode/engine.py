@@ -12,7 +12,7 @@ from specds.datastore.store import Store
 from specds.decode.assembly import Assembly, check_method, drafter_class, prepare
 from specds.decode.contracts import Drafter, Step, Target, Use, Verifier
 from specds.decode.counters import Counters
-from specds.decode.draft_model import SKIP_HALF, DraftModel, drafting_noise, load_draft_model, speaker_of
+from specds.decode.draft_model import SKIP_HALF, DraftDecoder, draft_model_of, drafting_noise, load_draft_model
 from specds.decode.loop import decode
 from specds.decode.method import Method
 from specds.decode.pricing import measurement
@@ -91,7 +91,7 @@ class Engine:
     """Put around each request's drafter, by who wants to watch it."""
     _verifier: Verifier = field(init=False, repr=False)
     _target: Target = field(init=False, repr=False)
-    _draft_model: DraftModel | None = field(init=False, repr=False, default=None)
+    _draft_model: DraftDecoder | None = field(init=False, repr=False, default=None)
     _curve: Corrected | None = field(init=False, repr=False, default=None)
     _assembly: Assembly = field(init=False, repr=False)
     _request: object = field(init=False, repr=False, default=None)
@@ -104,12 +104,12 @@ class Engine:
         drafting = load_draft_model(self.method.draft_model, self.model)
         self.method = replace(self.method, draft_model=drafting)
         self._verifier = make_verifier(self.method.verifier, self.sampling, self.method.verifier_options, self.pair)
-        self._target = make_target(self.model, runtime, prepared.taps)
+        self._target = make_target(self.model, runtime, prepared.captures)
         use = prepared.drafter.draft_model
         if use is Use.ALWAYS or (use is Use.OPTIONAL and drafting is not None):
-            speaker = speaker_of(drafting, self._target, self.model, self.runtime)
+            network = draft_model_of(drafting, self._target, self.model, self.runtime)
             noise = Noise.of(self.sampling.seed, ())
-            self._draft_model = DraftModel(speaker, self.sampling, self.independent, noise)
+            self._draft_model = DraftDecoder(network, self.sampling, self.independent, noise)
         if self.method.budget is None and prepared.drafter.drafts:
             self._curve = Corrected(measurement.known(self._target, self.model, runtime))
         self._assembly = prepared.assemble(self._curve, self._draft_model)

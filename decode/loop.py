@@ -97,7 +97,7 @@ def _signals(
     elif Signal.TREE_TOPK in drafter.needs:
         signals[Signal.TREE_TOPK] = top_ids(forward.logits, TOP)
     if Signal.LAYER in drafter.needs or Signal.CONTEXT_TOPK in drafter.needs:
-        kept = target.kept()
+        kept = target.activations()
         new = slice(None) if first else slice(-1 - len(verdict.path), None)
         if kept.layer is not None:
             signals[Signal.LAYER] = kept.layer[new]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.contracts import TOP, Drafter, Kept
+from specds.decode.contracts import TOP, Activations, Drafter
 from specds.decode.loop import decode
 from specds.decode.pricing.budget import Budget
 from specds.decode.targets.recorded import Reading, RecordedTarget
@@ -41,7 +41,7 @@ def warm_up(drafter: Drafter, budget: Budget, model: LanguageModel) -> None:
     reading = Reading(
         logits,
         torch.from_numpy(states(_STEPS)).to(model.device),
-        Kept(states(len(text)), random.integers(0, vocabulary, (len(text), TOP)).astype(np.int32)),
+        Activations(states(len(text)), random.integers(0, vocabulary, (len(text), TOP)).astype(np.int32)),
         lambda tokens: states(len(tokens)),
     )
     target = RecordedTarget(text, len(prompt), reading)

@@ -283,7 +283,7 @@ class Auto(Drafter):
         if self._draft_model is None:
             return {}
         text = self._context.tokens.tolist()
-        tokens, scores, _ = self._draft_model.say(text, min(self._options.gamma, most), 0.0)
+        tokens, scores, _ = self._draft_model.generate(text, min(self._options.gamma, most), 0.0)
         if not tokens:
             return {}
         chain = np.arange(-1, len(tokens) - 1, dtype=np.int32)

@@ -47,6 +47,6 @@ class ModelDrafter(Drafter):
         count = min(budget, self._options.gamma)
         if count < 1 or self._draft_model is None:
             return empty()
-        tokens, scores, drawn = self._draft_model.say(self._text, count, self._options.least)
+        tokens, scores, drawn = self._draft_model.generate(self._text, count, self._options.least)
         draft = chain(tokens, np.array(scores), Origin.of(_SOURCE, len(tokens)))
         return draft if drawn is None else Draft(draft.tokens, draft.parents, draft.score, drawn, draft.origin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specds.decode.contracts import Taps, Target
+from specds.decode.contracts import Captures, Target
 from specds.decode.registry import load
 from specds.errors import UsageError
 from specds.model import LanguageModel
@@ -38,21 +38,21 @@ def require_runtime(model: LanguageModel, runtime: str) -> None:
         )
 
 
-def make_target(model: LanguageModel, runtime: str = "auto", taps: Taps | None = None) -> Target:
+def make_target(model: LanguageModel, runtime: str = "auto", captures: Captures | None = None) -> Target:
     """The target of a model.
 
     Raises:
         UsageError: no such runtime, or the model has no such layer.
         UnsupportedModel: the runtime cannot run the model.
     """
-    runtime, taps = choose_runtime(model, runtime), taps or Taps()
+    runtime, captures = choose_runtime(model, runtime), captures or Captures()
     layers = int(model.config.num_hidden_layers)
-    if taps.layer > layers:
-        raise UsageError(f"layer {taps.layer} is asked for, and {model.name} has {layers}", "a lower one")
+    if captures.layer > layers:
+        raise UsageError(f"layer {captures.layer} is asked for, and {model.name} has {layers}", "a lower one")
     if runtime == "generic":
         from specds.decode.targets.generic import TESTED, check_tree_attention
 
         if model.architecture not in TESTED:
             check_tree_attention(model)
-    target: Target = load(TARGETS, runtime, "runtime")(model, taps)
+    target: Target = load(TARGETS, runtime, "runtime")(model, captures)
     return target

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Forward, Kept, Target
+from specds.decode.contracts import Activations, Forward, Target
 from specds.decode.draft import Draft
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ class Counted:
         """See `Target.commit`."""
         self._target.commit(path)
 
-    def sketch(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
-        """See `Target.sketch`. It is drafting, not a pass."""
-        return self._target.sketch(token, ahead, skip)
+    def layer_skip(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+        """See `Target.layer_skip`. It is drafting, not a pass."""
+        return self._target.layer_skip(token, ahead, skip)
 
-    def kept(self) -> Kept:
-        """See `Target.kept`."""
-        return self._target.kept()
+    def activations(self) -> Activations:
+        """See `Target.activations`."""
+        return self._target.activations()
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """See `Target.embed`."""

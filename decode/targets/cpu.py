@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Forward, Kept, Taps
+from specds.decode.contracts import Activations, Captures, Forward
 from specds.decode.draft import Draft
 from specds.decode.targets import kernels as k
 from specds.decode.targets import layout
@@ -38,10 +38,10 @@ class CpuTarget:
         UnsupportedModel: another architecture, device or dtype.
     """
 
-    def __init__(self, model: LanguageModel, taps: Taps | None = None, *, threads: int | None = None) -> None:
+    def __init__(self, model: LanguageModel, captures: Captures | None = None, *, threads: int | None = None) -> None:
         if reason := unsupported(model):
             raise UnsupportedModel(f"the cpu runtime cannot run {model.name}: {reason}", "use --runtime generic")
-        self._taps = taps or Taps()
+        self._captures = captures or Captures()
         self._model = model
         self._embedding: torch.Tensor | None = None
         self._packed = packed(model)
@@ -52,7 +52,7 @@ class CpuTarget:
         self._team = Team(threads or torch.get_num_threads())
         self._arrived = np.zeros(8, np.int64)
         self._sketches: dict[frozenset[int], layout.Model] = {}
-        self._held = Held(self._taps, int(self._config.hidden_size), self._vocabulary)
+        self._held = Held(self._captures, int(self._config.hidden_size), self._vocabulary)
         self._room = 0
         self._keys = self._values = np.empty(0, np.float32)
         self._rows = 0
@@ -65,7 +65,7 @@ class CpuTarget:
         while start < len(tokens):
             chunk = tokens[start : start + most]
             rows = len(chunk)
-            asked = rows if self._taps.top else int(start + rows == len(tokens))
+            asked = rows if self._captures.top else int(start + rows == len(tokens))
             lineage = np.where(np.tri(rows, dtype=np.bool_), np.arange(rows), -1).astype(np.int32)
             result, states = self._run(np.array(chunk, np.int64), lineage, np.arange(rows), start, asked)
             self._held.extend(chunk, result.logits, states)
@@ -76,9 +76,9 @@ class CpuTarget:
     def forward(self, last: int, draft: Draft) -> Forward:
         """One pass over the last committed token and n draft nodes: n + 1 rows of logits, valid until the next pass."""
         draft.check_tokens(self._vocabulary)
-        pending = np.array(self._held.pend(last, draft), np.int64)
+        pending = np.array(self._held.stage(last, draft), np.int64)
         result, states = self._run(pending, *_lineage(draft), len(self._held), asked=len(draft) + 1)
-        self._held.saw(result.logits, states)
+        self._held.record(result.logits, states)
         return result
 
     def commit(self, path: Sequence[int]) -> None:
@@ -89,17 +89,17 @@ class CpuTarget:
         layers, kv_heads = int(shape[layout.LAYERS]), int(shape[layout.KV_HEADS])
         k.compact(layers, kv_heads, int(shape[layout.HEAD]), self._keys, self._values, self._room, start, rows)
 
-    def sketch(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
-        """See `Target.sketch`."""
+    def layer_skip(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+        """See `Target.layer_skip`."""
         if skip not in self._sketches:
             self._sketches[skip] = without(self._packed, skip)
         alone = np.zeros((1, 1), np.int32), np.zeros(1, np.int64)
         start = len(self._held) + ahead
         return self._run(np.array([token]), *alone, start, 1, self._sketches[skip])[0].logits[0]
 
-    def kept(self) -> Kept:
-        """What the taps keep of all that was prefilled and committed."""
-        return self._held.kept
+    def activations(self) -> Activations:
+        """What the captures keep of all that was prefilled and committed."""
+        return self._held.activations
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """float32[m, d]: input embeddings of m token ids."""
@@ -125,7 +125,7 @@ class CpuTarget:
         sketch: layout.Model | None = None,
     ) -> tuple[Forward, NDArray[np.float32] | None]:
         model, rows = sketch or self._packed, len(tokens)
-        layer = 0 if sketch else self._taps.layer
+        layer = 0 if sketch else self._captures.layer
         self._reserve(start + rows)
         self._make_space(rows)
         positions = start + depths
@@ -140,7 +140,7 @@ class CpuTarget:
         logits = self._logits[: asked * self._line]
         self._compute(model, run, layout.Results(states, captured, logits))
         shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
-        result = Forward(shown, torch.from_numpy(states) if self._taps.hidden else None)
+        result = Forward(shown, torch.from_numpy(states) if self._captures.hidden else None)
         return result, captured if layer else None
 
     def _compute(self, model: layout.Model, run: layout.Run, results: layout.Results) -> None:

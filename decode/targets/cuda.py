@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from specds.decode.contracts import Forward, Kept, Taps
+from specds.decode.contracts import Activations, Captures, Forward
 from specds.decode.draft import Draft
 from specds.decode.targets.held import Held
 from specds.decode.targets.llama import not_llama_like, rotary_table, windows
@@ -34,10 +34,10 @@ class CudaTarget:
         ModelError: a tensor of the checkpoint is missing.
     """
 
-    def __init__(self, model: LanguageModel, taps: Taps | None = None, *, graphs: bool | None = None) -> None:
+    def __init__(self, model: LanguageModel, captures: Captures | None = None, *, graphs: bool | None = None) -> None:
         if reason := not_llama_like(model):
             raise UnsupportedModel(f"the cuda runtime cannot run {model.name}: {reason}", "use --runtime generic")
-        self._taps = taps or Taps()
+        self._captures = captures or Captures()
         if model not in _networks:
             _networks[model] = _Network(model)
         self._net = _networks[model]
@@ -51,7 +51,7 @@ class CudaTarget:
         self._pool = torch.cuda.graph_pool_handle() if self._graphs is not None else None
         self._room = 0
         self._keys = self._values = torch.empty(0)
-        self._held = Held(self._taps, int(model.config.hidden_size), self._vocabulary)
+        self._held = Held(self._captures, int(model.config.hidden_size), self._vocabulary)
         self._reserve(_SPAN)
 
     def prefill(self, tokens: Sequence[int]) -> Forward:
@@ -62,7 +62,7 @@ class CudaTarget:
             rows = len(chunk)
             self._reserve(start + rows)
             seen = np.tri(rows, dtype=np.bool_)
-            asked = rows if self._taps.top else 1
+            asked = rows if self._captures.top else 1
             result, states = self._run(chunk, np.arange(rows), seen, start, rows, start + rows, asked)
             self._held.extend(chunk, result.logits, states)
             start += rows
@@ -72,7 +72,7 @@ class CudaTarget:
     def forward(self, last: int, draft: Draft) -> Forward:
         """One pass over the last committed token and n draft nodes: n + 1 rows of logits, valid until the next pass."""
         draft.check_tokens(self._vocabulary)
-        pending = self._held.pend(last, draft)
+        pending = self._held.stage(last, draft)
         rows, start = len(pending), len(self._held)
         seen = np.eye(rows, dtype=np.bool_)
         seen[:, 0] = True
@@ -82,7 +82,7 @@ class CudaTarget:
         self._reserve(start + padded)
         span = min(self._room, -(-(start + padded) // _SPAN) * _SPAN)
         result, states = self._run(pending, depths, seen, start, padded, span, asked=padded)
-        self._held.saw(result.logits, states)
+        self._held.record(result.logits, states)
         return result
 
     def commit(self, path: Sequence[int]) -> None:
@@ -94,17 +94,17 @@ class CudaTarget:
             for cache in (self._keys, self._values):
                 cache[:, :, start : start + len(rows)] = cache[:, :, source]
 
-    def sketch(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
-        """See `Target.sketch`."""
+    def layer_skip(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+        """See `Target.layer_skip`."""
         start = len(self._held) + ahead
         self._reserve(start + 1)
         span = min(self._room, -(-(start + 1) // _SPAN) * _SPAN)
         alone = np.zeros(1, np.int64), np.ones((1, 1), np.bool_)
         return self._run([token], *alone, start, 1, span, asked=1, skip=skip)[0].logits[0]
 
-    def kept(self) -> Kept:
-        """What the taps keep of all that was prefilled and committed."""
-        return self._held.kept
+    def activations(self) -> Activations:
+        """What the captures keep of all that was prefilled and committed."""
+        return self._held.activations
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """float32[m, d]: input embeddings of m token ids."""
@@ -123,18 +123,18 @@ class CudaTarget:
     ) -> tuple[Forward, NDArray[np.float32] | None]:
         inputs = self._inputs(tokens, depths, seen, start, rows, span)
         caches = self._rotary, self._keys, self._values
-        layers = _Layers(0 if skip else self._taps.layer, skip)
+        layers = _Layers(0 if skip else self._captures.layer, skip)
         if self._graphs is None or asked != rows or rows not in _BUCKETS or span % _SPAN:
-            logits, states, tapped = self._net.run(inputs, *caches, asked, layers)
+            logits, states, captured = self._net.run(inputs, *caches, asked, layers)
         else:
             key = (rows, span, skip)
             if key not in self._graphs:
                 self._graphs[key] = _Captured(self._net, inputs, *caches, layers, self._pool)
-            logits, states, tapped = self._graphs[key].replay(inputs)
+            logits, states, captured = self._graphs[key].replay(inputs)
         used = len(tokens)
         logits, states = logits[: min(asked, used)], states[: min(asked, used)]
-        result = Forward(logits, states if self._taps.hidden else None)
-        return result, None if tapped is None else tapped[:used].float().cpu().numpy()
+        result = Forward(logits, states if self._captures.hidden else None)
+        return result, None if captured is None else captured[:used].float().cpu().numpy()
 
     def _inputs(
         self, tokens: list[int], depths: NDArray[Any], seen: NDArray[np.bool_], start: int, rows: int, span: int
@@ -182,9 +182,9 @@ class CudaTarget:
 
 
 class _Layers(NamedTuple):
-    """Which layer is tapped, 1 the first, 0: none; and which are left out, 0 the first."""
+    """Which layer is captured, 1 the first, 0: none; and which are left out, 0 the first."""
 
-    tap: int
+    capture: int
     skip: frozenset[int]
 
 
@@ -261,9 +261,9 @@ class _Network:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Logits [asked, vocabulary] and final states [asked, hidden] of the last rows; writes the caches.
 
-        Third, the residual stream [rows, hidden] behind the tapped layer.
+        Third, the residual stream [rows, hidden] behind the captured layer.
         """
-        tapped: torch.Tensor | None = None
+        captured: torch.Tensor | None = None
         rows, span = inputs["masks"].shape[1:]
         shared = self.heads // self.kv_heads
         sizes = [count * self.head for count in (self.heads, self.kv_heads, self.kv_heads)]
@@ -297,10 +297,10 @@ class _Network:
                 2, -1
             )
             x = x + functional.linear(functional.silu(gate) * up, block.down, block.down_bias)
-            if layer + 1 == layers.tap:
-                tapped = x
+            if layer + 1 == layers.capture:
+                captured = x
         states = self._normed(x[-asked:], self._norm)
-        return functional.linear(states, self._lm_head), states, tapped
+        return functional.linear(states, self._lm_head), states, captured
 
     @torch.inference_mode()
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:

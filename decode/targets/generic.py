@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Forward, Kept, Taps
+from specds.decode.contracts import Activations, Captures, Forward
 from specds.decode.draft import Draft, tree
 from specds.decode.targets.cache import TreeCache
 from specds.decode.targets.held import Held
@@ -45,21 +45,21 @@ class HuggingFaceTarget:
             or a pass over a small tree does not give what separate passes over its branches give.
     """
 
-    def __init__(self, model: LanguageModel, taps: Taps | None = None) -> None:
+    def __init__(self, model: LanguageModel, captures: Captures | None = None) -> None:
         self._network = model.network
         self._decoder = model.decoder
         self._config = model.network.config.get_text_config()
         self._device = model.network.device
-        self._taps = taps or Taps()
+        self._captures = captures or Captures()
         self._captured: dict[str, torch.Tensor] = {}
         _refuse_unsupported(model)
-        self._tapped = _layer(model, self._taps.layer) if self._taps.layer else None
+        self._tapped = _layer(model, self._captures.layer) if self._captures.layer else None
         # Models that mix kinds of attention take one mask a kind, under the kind's name.
         self._masks_by_kind = "causal_mask_mapping" in _local_names(model.decoder)
         self._window = _window(model)
         self._cache = TreeCache(self._config.num_hidden_layers)
         self._vocabulary = int(self._config.vocab_size)
-        self._held = Held(self._taps, int(self._config.hidden_size), self._vocabulary)
+        self._held = Held(self._captures, int(self._config.hidden_size), self._vocabulary)
 
     def prefill(self, tokens: Sequence[int]) -> Forward:
         """The prompt's passes (at least one token), a chunk at a time; logits and hidden state of its last token."""
@@ -68,7 +68,7 @@ class HuggingFaceTarget:
         while start < len(tokens):
             chunk = list(tokens[start : start + most])
             positions = torch.arange(start, start + len(chunk), device=self._device)
-            result, states = self._run(chunk, positions, mask=None, rows=len(chunk) if self._taps.top else 1)
+            result, states = self._run(chunk, positions, mask=None, rows=len(chunk) if self._captures.top else 1)
             self._held.extend(chunk, result.logits, states)
             start += len(chunk)
         hidden = None if result.hidden is None else result.hidden[-1:]
@@ -86,8 +86,8 @@ class HuggingFaceTarget:
         depths = np.concatenate([[0], draft.depths()])
         positions = torch.from_numpy(depths + start).to(self._device)
         mask = self._mask(draft, depths, start) if len(draft) else None
-        result, states = self._run(self._held.pend(last, draft), positions, mask, rows=len(draft) + 1)
-        self._held.saw(result.logits, states)
+        result, states = self._run(self._held.stage(last, draft), positions, mask, rows=len(draft) + 1)
+        self._held.record(result.logits, states)
         return result
 
     def commit(self, path: Sequence[int]) -> None:
@@ -95,8 +95,8 @@ class HuggingFaceTarget:
         start = len(self._held)
         self._cache.keep(start, self._held.commit(path))
 
-    def sketch(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
-        """See `Target.sketch`. Layers keep the numbers that their cache entries go by."""
+    def layer_skip(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+        """See `Target.layer_skip`. Layers keep the numbers that their cache entries go by."""
         start = len(self._held) + ahead
         self._cache.keep(start, [])
         whole = self._decoder.layers
@@ -107,9 +107,9 @@ class HuggingFaceTarget:
         finally:
             self._decoder.layers = whole
 
-    def kept(self) -> Kept:
-        """What the taps keep of all that was prefilled and committed."""
-        return self._held.kept
+    def activations(self) -> Activations:
+        """What the captures keep of all that was prefilled and committed."""
+        return self._held.activations
 
     @torch.inference_mode()
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
@@ -122,7 +122,7 @@ class HuggingFaceTarget:
     def _run(
         self, tokens: list[int], positions: torch.Tensor, mask: Any, rows: int
     ) -> tuple[Forward, NDArray[np.float32] | None]:
-        hooks = [self._decoder.register_forward_hook(self._capture("hidden"))] if self._taps.hidden else []
+        hooks = [self._decoder.register_forward_hook(self._capture("hidden"))] if self._captures.hidden else []
         if self._tapped is not None:
             hooks.append(self._tapped.register_forward_hook(self._capture("layer")))
         try:

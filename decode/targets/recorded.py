@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Embed, Forward, Kept, Signal, Target
+from specds.decode.contracts import Activations, Embed, Forward, Signal, Target
 from specds.decode.draft import Draft, chain
 from specds.errors import UsageError
 
@@ -29,14 +29,14 @@ class Reading:
 
     Attributes:
         logits: float[m, vocabulary], of what each answer token was picked from; None where nobody asks for them.
-        hidden: float[m, d], the final-normed states of the same rows; None unless tapped.
+        hidden: float[m, d], the final-normed states of the same rows; None unless captured.
         kept: of prompt and answer, all but its last token.
         embed: the model's input embeddings.
     """
 
     logits: torch.Tensor | None
     hidden: torch.Tensor | None
-    kept: Kept
+    kept: Activations
     embed: Embed
 
     @property
@@ -52,7 +52,7 @@ def read(target: Target, prompt: Sequence[int], answer: Sequence[int], *, logits
     On a runtime whose rows do not depend on what stands beside them, these are the rows that decoding sees, bit by bit.
 
     Args:
-        target: made with the taps that are wanted.
+        target: made with the captures that are wanted.
         answer: at least one token.
         logits: whether to keep them: m times the vocabulary.
     """
@@ -72,11 +72,11 @@ def read(target: Target, prompt: Sequence[int], answer: Sequence[int], *, logits
         last, *more = answer[start : min(start + _CHUNK, len(answer) - 1)]
         keep(target.forward(last, chain(more, [1.0] * len(more))))
         target.commit(range(len(more)))
-    kept = target.kept()
+    kept = target.activations()
     return Reading(
         torch.cat(rows) if rows else None,
         torch.cat(states) if states else None,
-        Kept(
+        Activations(
             None if kept.layer is None else kept.layer.copy(),
             None if kept.top is None else kept.top.copy(),
         ),
@@ -123,19 +123,19 @@ class RecordedTarget:
         """See `Target.commit`."""
         self._held += 1 + len(path)
 
-    def kept(self) -> Kept:
-        """See `Target.kept`."""
+    def activations(self) -> Activations:
+        """See `Target.activations`."""
         if self._reading is None:
-            return Kept()
+            return Activations()
         layer, top = self._reading.kept.layer, self._reading.kept.top
-        return Kept(None if layer is None else layer[: self._held], None if top is None else top[: self._held])
+        return Activations(None if layer is None else layer[: self._held], None if top is None else top[: self._held])
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """See `Target.embed`."""
         assert self._reading is not None, "a drafter that asks for embeddings gets a reading"
         return self._reading.embed(tokens)
 
-    def sketch(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+    def layer_skip(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
         """A recorded answer drafts nothing.
 
         Raises:

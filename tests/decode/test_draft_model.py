@@ -27,9 +27,9 @@ PROMPT = [9, 30, 12, 5, 77, 64, 9, 30]
 SKIP = frozenset({1, 2})
 
 
-def sketched(target: Target, tokens: list[int]) -> list[torch.Tensor]:
+def skipping(target: Target, tokens: list[int]) -> list[torch.Tensor]:
     """Sketch tokens one after the other."""
-    return [target.sketch(token, ahead, SKIP).clone() for ahead, token in enumerate(tokens)]
+    return [target.layer_skip(token, ahead, SKIP).clone() for ahead, token in enumerate(tokens)]
 
 
 @pytest.mark.parametrize("family", CPU)
@@ -41,7 +41,7 @@ def test_all_runtimes_leave_the_same_layers_out(family: str) -> None:
     for target in targets:
         target.prefill(prompt)
     for last, path in [(7, (0, 2)), (8, ()), (9, (1, 3))]:
-        expected, *others = [sketched(target, [last, 20, 21]) for target in targets]
+        expected, *others = [skipping(target, [last, 20, 21]) for target in targets]
         for found in others:
             assert all(close(one, other) for one, other in zip(found, expected, strict=True))
         for target in targets:
@@ -55,22 +55,22 @@ def test_a_layer_skip_forward_is_the_model_without_these_layers_and_leaves_nothi
     target, untouched = make_target(model, runtime), make_target(model, runtime)
     target.prefill(PROMPT)
     untouched.prefill(PROMPT)
-    whole = target.sketch(40, 0, frozenset()).clone()
-    short = target.sketch(40, 0, SKIP).clone()
-    sketched(target, [41, 42, 43])
+    whole = target.layer_skip(40, 0, frozenset()).clone()
+    short = target.layer_skip(40, 0, SKIP).clone()
+    skipping(target, [41, 42, 43])
     plain = target.forward(40, build(TREE)).logits.clone()
     assert close(plain, untouched.forward(40, build(TREE)).logits)
     assert close(whole, plain[0])
     assert not close(short, plain[0])
     # The layers that are left out might as well be anything: with other weights there the sketch is the same.
     with torch.no_grad():
-        before = target.sketch(44, 0, SKIP).clone()
+        before = target.layer_skip(44, 0, SKIP).clone()
         for layer in SKIP:
             for parameter in model.network.model.layers[layer].parameters():
                 parameter.mul_(3.0)
     if runtime == "generic":  # the others have packed the weights
-        assert close(target.sketch(44, 0, SKIP), before)
-        assert not close(target.forward(44, empty()).logits[0], untouched.sketch(44, 0, SKIP))
+        assert close(target.layer_skip(44, 0, SKIP), before)
+        assert not close(target.forward(44, empty()).logits[0], untouched.layer_skip(44, 0, SKIP))
 
 
 @pytest.mark.parametrize("runtime", ["generic", "cpu", "cuda"])
@@ -92,10 +92,10 @@ def test_a_draft_model_that_is_the_target_is_always_right(runtime: str, verifier
 def test_what_was_drafted_and_taken_is_not_computed_again() -> None:
     model, other = make_model(stop=False), make_model(stop=False, seed=1)
     engine = Engine(model, Method("model", {"gamma": "3"}, budget=8, draft_model=other), runtime="generic")
-    speaker = engine._draft_model.speaker._target  # type: ignore[union-attr]
+    target = engine._draft_model.model._target  # type: ignore[union-attr]
     rows = []
-    run = speaker._run
-    speaker._run = lambda tokens, *rest, **more: (rows.append(len(tokens)), run(tokens, *rest, **more))[1]
+    run = target._run
+    target._run = lambda tokens, *rest, **more: (rows.append(len(tokens)), run(tokens, *rest, **more))[1]
     list(engine.steps(PROMPT, 20))
     # The prompt with the first token, then at each step at most what was accepted and the target's own token.
     assert rows[0] == len(PROMPT) + 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from specds.decode.contracts import TOP, Forward, Kept, Taps
+from specds.decode.contracts import TOP, Activations, Captures, Forward
 from specds.decode.draft import chain, empty
 from specds.decode.targets import TARGETS, make_target
 from specds.decode.targets.cpu import CpuTarget
@@ -76,7 +76,7 @@ def test_after_a_commit_the_cache_is_that_of_the_accepted_text(runtime: str, fam
 def test_hidden_states_are_the_final_normed_ones(runtime: str, tiny: LanguageModel) -> None:
     prompt = [7, 8, 9, 10, 11]
     draft = chain([12, 13], [0.5, 0.5])
-    target = make_target(tiny, runtime, Taps(hidden=True))
+    target = make_target(tiny, runtime, Captures(hidden=True))
     first, second = target.prefill(prompt), target.forward(14, draft)
     with torch.inference_mode():
         output = tiny.network(torch.tensor([[*prompt, 14, 12, 13]]), output_hidden_states=True, use_cache=False)
@@ -100,23 +100,23 @@ def test_hidden_states_are_not_kept_unless_asked_for(runtime: str, tiny: Languag
 def test_a_layer_and_the_likeliest_tokens_are_kept_of_the_whole_text(runtime: str, family: str) -> None:
     """Of a prompt in several chunks, of accepted branches, and of the part of a prompt that is not computed again."""
     model = make_model(family)
-    target = make_target(model, runtime, Taps(layer=2, top=True))
+    target = make_target(model, runtime, Captures(layer=2, top=True))
     text = np.random.default_rng(3).integers(5, VOCABULARY, 140).tolist()
     target.prefill(text)
-    check_taps(model, text, target.kept(), len(text))
+    check_captures(model, text, target.activations(), len(text))
     draft = build(TREE)
     for path, following in [((0, 2, 4, 6), 21), ((), 22), ((1, 3, 7), 23)]:
         last = 30 + following
         target.forward(last, draft)
         target.commit(path)
         text += [last, *draft.tokens[list(path)].tolist()]
-        check_taps(model, text, target.kept(), len(path) + 1)
+        check_captures(model, text, target.activations(), len(path) + 1)
     for again in ([*text, 40, 41], [*text[:50], 42]):
         target.prefill(again)
-        check_taps(model, again, target.kept(), len(again))
+        check_captures(model, again, target.activations(), len(again))
 
 
-def check_taps(model: LanguageModel, text: list[int], result: Kept, rows: int) -> None:
+def check_captures(model: LanguageModel, text: list[int], result: Activations, rows: int) -> None:
     """The last rows of the text have these states and likeliest tokens, by an ordinary pass of the network."""
     with torch.inference_mode():
         output = model.network(torch.tensor([text]), output_hidden_states=True, use_cache=False)
@@ -141,21 +141,21 @@ def test_embeddings_are_the_models_own(runtime: str, tiny: LanguageModel) -> Non
 
 def test_a_layer_that_the_model_does_not_have_is_refused(tiny: LanguageModel) -> None:
     with pytest.raises(UsageError, match="layer 9 is asked for, and tiny has 3"):
-        make_target(tiny, "generic", Taps(layer=9))
+        make_target(tiny, "generic", Captures(layer=9))
 
 
 _LONG = """
 import resource, sys
 import numpy as np
-from specds.decode.contracts import Taps
+from specds.decode.contracts import Captures
 from specds.decode.targets import make_target
 from tests.conftest import make_model
 model = make_model(vocab_size=262_144, hidden_size=16, max_position_embeddings=8192, tie_word_embeddings=True)
 prompt = np.random.default_rng(0).integers(5, 100, 4096).tolist()
-target = make_target(model, sys.argv[1], Taps(layer=1, top=True))
+target = make_target(model, sys.argv[1], Captures(layer=1, top=True))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 target.prefill(prompt)
-result = target.kept()
+result = target.activations()
 assert result.top.shape == (4096, 8) and result.layer.shape == (4096, 16)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
@@ -213,14 +213,14 @@ def test_a_row_is_the_same_bit_by_bit_whatever_stands_beside_it(family: str, thr
     """Alone, in a tree, after a prompt computed at once or in parts, on any number of threads."""
     model = make_model(family)
     prompt = np.random.default_rng(7).integers(5, VOCABULARY, 203).tolist()
-    plain = CpuTarget(model, Taps(hidden=True), threads=1)
+    plain = CpuTarget(model, Captures(hidden=True), threads=1)
     plain.prefill(prompt)
     expected = []
     for token in (20, 9, 11, 13):
         expected.append(plain.forward(token, empty()))
         expected[-1] = Forward(expected[-1].logits.clone(), expected[-1].hidden)
         plain.commit(())
-    target = CpuTarget(model, Taps(hidden=True), threads=threads)
+    target = CpuTarget(model, Captures(hidden=True), threads=threads)
     target.prefill(prompt[:77])
     target.prefill(prompt)
     result = target.forward(20, build(TREE))  # its path 0, 2, 4 is 9, 11, 13

@@ -120,7 +120,7 @@ def test_parquet_reads_by_batches(tmp_path):
     ("name", "content"),
     [
         ("p.jsonl", b'{"prompt": "a"}\n\nbroken\n'),
-        ("p.txt.gz", gzip.compress(b"a\n\nb")),
+        ("p.txt.gz", gzip.compress(b"a\n\nb", mtime=0)),
         ("p.csv", b'id,prompt\n1,"a\nb"\n,\n2,c,d\n'),
         ("p.tsv", b""),
     ],
