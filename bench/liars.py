@@ -1,6 +1,6 @@
 """Make datastores that lie, out of one that does not, to measure what they cost.
 
-    python bench/liars.py code.ds --foreign foreign.txt --out liars
+    python bench/liars.py code.ds --foreign foreign.txt --output liars
     specds bench -p todo.jsonl --methods none,auto,auto:liars/random.ds,auto:liars/foreign.ds,auto:liars/near.ds -o r
 
 `random` holds random tokens, `backwards` the store's responses from their end, `near` its responses with every fourth
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path)
     parser.add_argument("--foreign", type=Path, help="a text file")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=40_000, help="response tokens of each")
     parser.add_argument("--model", default="smollm2-135m")
     options = parser.parse_args()
@@ -60,7 +60,7 @@ def main() -> None:
         nothing = np.empty(0, np.int32)
         liars["foreign"] = [Document(f"foreign-{n}", "foreign", nothing, piece) for n, piece in enumerate(pieces)]
     for name, documents in liars.items():
-        path = options.out / f"{name}.ds"
+        path = options.output / f"{name}.ds"
         shutil.rmtree(path, ignore_errors=True)
         store = create_store(path, model.tokenizer)
         with store.writer() as writer:

@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--out", type=Path, help="a JSON line for each prompt and method")
+    parser.add_argument("--output", type=Path, help="a JSON line for each prompt and method")
     options = parser.parse_args()
 
     model = load_model(options.model, threads=options.threads)
@@ -174,8 +174,8 @@ def main() -> None:
                 }
             )
         print(f"\r{number + 1} of {len(cases)} prompts", end="", flush=True)
-        if options.out:
-            options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if options.output:
+            options.output.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print()
     for group in [*dict.fromkeys(row["group"] for row in rows), None]:
         table(group or "all", [row for row in rows if group in (None, row["group"])])

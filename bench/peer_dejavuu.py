@@ -1,6 +1,6 @@
 """The PyPI package dejavuu, on its transformers backend, as a peer of `specds bench`.
 
-    specds bench -p F.jsonl --out R --peer 'dejavuu=python3.13 bench/peer_dejavuu.py --model DIR --method sam_decoding'
+    specds bench -p F.jsonl -o R --peer 'dejavuu=python3.13 bench/peer_dejavuu.py --model DIR --method sam_decoding'
 
 Stands alone: that Python has dejavuu and torch, and needs no specds. DIR is a model as transformers saves it (of the
 embedded one, specds keeps such a directory in its cache; transformers 4 wants `"rope_theta": 100000` in a copy of its

@@ -18,6 +18,8 @@ from specds.reading.prompts import BadRow, Prompt
 # Above 1 nothing passes the gate: verification is strict, and only counts (CSD, Phase 1).
 COUNTING = {"tau": "2"}
 _SECONDS = 10.0
+# Prompts after which divergences of a run go into a table that learns from it.
+_PROMPTS_A_PART = 32
 
 
 @dataclass(slots=True)
@@ -148,3 +150,34 @@ def _digest(engine: Engine, prompt: Prompt, max_new_tokens: int) -> str:
         max_new_tokens,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+class TableUpdates:
+    """Divergences on their way into a table: in parts, so that a job that dies has given most of them."""
+
+    def __init__(self, table: Path | None, engine: Engine) -> None:
+        self._table, self._engine = table, engine
+        self._prompts = self._tokens = 0
+
+    def saw(self, tokens: int) -> None:
+        """One more prompt is answered."""
+        self._prompts += tokens > 0
+        self._tokens += tokens
+        if self._prompts >= _PROMPTS_A_PART:
+            self.close()
+
+    def close(self) -> None:
+        """Add what is not in the table yet."""
+        if self._table is None or self._engine.memory is None:
+            return
+        new = self._engine.memory.take_new()
+        if new or self._prompts:
+            add_to_table(
+                self._table,
+                self._engine.pair,
+                new,
+                prompts=self._prompts,
+                tokens=self._tokens,
+                provenance=provenance(),
+            )
+        self._prompts = self._tokens = 0

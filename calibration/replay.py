@@ -49,6 +49,21 @@ class Replayed:
     seconds: float | None
     plain_seconds: float | None
 
+    def record(self) -> dict[str, Any]:
+        """As JSON; without the seconds of passes, which mean nothing here."""
+        counters = self.counters.record()
+        for measured in ("seconds", "forward_seconds"):
+            del counters[measured]
+        return {
+            "id": self.answer.id,
+            "turn": self.answer.turn,
+            "method": self.method,
+            "passes": self.passes,
+            "counters": counters,
+            "predicted_seconds": self.seconds,
+            "predicted_plain_seconds": self.plain_seconds,
+        }
+
 
 class Shared:
     """What replays over the same answers have in common: targets, opened indexes, and readings of the answers.

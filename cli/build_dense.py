@@ -16,13 +16,8 @@ if TYPE_CHECKING:
 
 
 def build_dense(
-    store: Annotated[Path, typer.Argument(help="The datastore.")],
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    trust_remote_code: options.TrustRemoteCode = False,
+    store: options.StorePath,
+    model: options.ModelOptions,
     index: Annotated[
         str | None,
         typer.Option("--index", help="scann or faiss; default: as the index is, or scann where it can be imported."),
@@ -65,10 +60,10 @@ def build_dense(
     from specds.datastore.store import open_store
 
     limit = options.size("memory", memory)
-    # Before the weights are loaded: what is no store, or one of another tokenizer, is refused at once.
+    # Before the weights are loaded: what is not a valid store, or one of another tokenizer, is refused at once.
     options.require_stores([store])
-    open_store(store, options.tokenizer_of(model, revision, trust_remote_code))
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, weights=True)
+    open_store(store, model.tokenizer())
+    language_model = model.load(weights=True)
 
     from specds.datastore.build_dense import DenseOptions
     from specds.datastore.build_dense import build_dense as run

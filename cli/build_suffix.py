@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from specds.cli import options
 
 
 def build_suffix(
-    store: Annotated[Path, typer.Argument(help="The datastore.")],
+    store: options.StorePath,
     memory: options.Memory = None,
 ) -> None:
     """Build a store's static suffix index, or take in what was added since, for the drafter `rest`.

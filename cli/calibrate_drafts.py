@@ -11,30 +11,17 @@ from specds.cli import options
 
 
 def calibrate_drafts(
-    prompt_file: options.Prompts,
-    store: options.Stores = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write it here; default: beside the first --store.")
+    prompts: options.PromptOptions,
+    drafting: options.DraftingOptions,
+    sampling: options.SamplingOptions,
+    target: options.TargetOptions,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write it here; default: beside the first --store.")
     ] = None,
-    set_option: options.Set = None,
-    draft_model: options.DraftModel = None,
-    rows: Annotated[int, typer.Option(min=1, help="Draft tokens verified in a step while it watches.")] = 6,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    seed: options.Seed = 0,
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    runtime: options.Runtime = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    format: options.Format = None,
-    prompt_field: options.PromptField = "prompt",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
+    budget: Annotated[int, typer.Option(min=1, help="Draft tokens verified in a step while it watches.")] = 6,
+    max_new_tokens: options.MaxNewTokens = 256,
+    limit: options.Limit = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Decode prompts, and fit the probabilities by which `--drafter auto` chooses what to verify.
 
@@ -43,11 +30,9 @@ def calibrate_drafts(
     these. What is written lies beside the store as STORE.drafts.json; `decode` finds it there, for this model.
 
     [dim]specds calibrate-drafts -p some.jsonl --store code.ds[/dim]
-    [dim]specds calibrate-drafts -p some.jsonl --out mine.json[/dim]
+    [dim]specds calibrate-drafts -p some.jsonl --output mine.json[/dim]
     [dim]specds decode -p todo.jsonl --set calibration=mine.json > answers.jsonl[/dim]
     """
-    import itertools
-
     from specds.calibration.acceptance import LOOKED_AT, Collected, Nodes, collect, fit
     from specds.cli.render import acceptance_table, bar, note
     from specds.datastore.store import provenance
@@ -56,28 +41,25 @@ def calibrate_drafts(
     from specds.decode.method import Method
     from specds.errors import UsageError
     from specds.files import target_of
-    from specds.reading.prompts import read_prompts
-    from specds.sampling import Sampling
 
-    if out is None and not store:
-        raise UsageError("neither --store nor --out is given", "beside which store, or where, is it to be written?")
-    path = target_of(out) if out is not None else calibration_path((store or [Path()])[0])
+    if output is None and not drafting.store:
+        raise UsageError("neither --store nor --output is given", "beside which store, or where, is it to be written?")
+    path = target_of(output) if output is not None else calibration_path((drafting.store or [Path()])[0])
     # As `--budget auto` has it, which is what the probabilities are for.
-    chosen_options = {"session": "yes", **options.settings(set_option or [])}
-    sampling = Sampling(temperature, top_k, top_p, seed)
-    prompts = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
-    options.require_stores(store)
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
-    drafting = options.draft_model(draft_model, device, dtype, trust_remote_code)
+    chosen_options = {"session": "yes", **drafting.settings()}
+    picking = sampling.sampling()
+    options.require_stores(drafting.store)
+    language_model = target.target()
+    draft_model = drafting.drafting(target)
     with options.reading(language_model, quiet):
-        method = Method("auto", chosen_options, store or (), LOOKED_AT, draft_model=drafting)
-        engine = Engine(language_model, method, sampling, runtime)
-    with bar("watching", options.total(prompt_file, format, limit), quiet=quiet) as update:
+        method = Method("auto", chosen_options, drafting.store or (), LOOKED_AT, draft_model=draft_model)
+        engine = Engine(language_model, method, picking, target.runtime)
+    with bar("watching", prompts.total(limit), quiet=quiet) as update:
 
         def progress(state: Collected) -> None:
             update(len(state.nodes) + len(state.failed), None, -1.0)
 
-        state = collect(engine, prompts, max_new_tokens, rows=rows, progress=progress)
+        state = collect(engine, prompts.read(limit=limit), max_new_tokens, rows=budget, progress=progress)
     for name, error in state.failed:
         note(f"prompt {name}: {error}")
     if not state.nodes:

@@ -10,57 +10,50 @@ from specds.cli import options
 
 
 def choose_skip(
-    prompt_file: options.Prompts,
+    prompts: options.PromptOptions,
+    target: options.TargetOptions,
     limit: Annotated[int, typer.Option(min=1, help="Prompts taken.")] = 4,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded after each prompt.")] = 24,
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    runtime: options.Runtime = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    format: options.Format = None,
-    prompt_field: options.PromptField = "prompt",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded after each prompt.")] = 24,
 ) -> None:
     """Search the layers that a model can leave out when it drafts for itself, and print them on stdout.
 
     One layer after the other is left out, each time the one without which the next token changes least often; of the
     sets found the one is printed that should decode fastest on this machine. A table of all goes to stderr.
 
-    [dim]specds decode -p todo.jsonl --draft-model "$(specds choose-skip -p some.jsonl)" > answers.jsonl[/dim]
+    [dim]specds decode -p F.jsonl --draft-model "$(specds choose-skip -p some.jsonl)"[/dim]
     """
     from specds.calibration.skipping import choose_skip
     from specds.cli.render import bar, comparison, note
     from specds.decode.pricing import measurement
     from specds.decode.targets import choose_runtime, make_target
-    from specds.errors import InputError, UnsupportedModel
+    from specds.errors import UnsupportedModel
     from specds.reading.conversation import Conversation
-    from specds.reading.prompts import Prompt, read_prompts
+    from specds.reading.prompts import Prompt
 
-    rows = [
-        row for row in read_prompts(prompt_file, format=format, prompt_field=prompt_field) if isinstance(row, Prompt)
-    ]
+    rows = [row for row in prompts.read() if isinstance(row, Prompt)]
     if not rows:
-        raise InputError(f"no prompts in {', '.join(prompt_file)}", "one prompt a line, as JSON or as plain text")
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
+        raise prompts.nothing()
+    language_model = target.target()
     layers = int(language_model.config.num_hidden_layers)
     if layers < 3:
-        raise UnsupportedModel(f"{model} has {layers} layers, and the first and the last are needed")
-    runtime = choose_runtime(language_model, runtime)
+        raise UnsupportedModel(f"{language_model.name} has {layers} layers, and the first and the last are needed")
+    runtime = choose_runtime(language_model, target.runtime)
     with options.reading(language_model):
-        target = make_target(language_model, runtime)
+        decoder = make_target(language_model, runtime)
     texts = [Conversation(row).tokens(language_model.tokenizer) for row in rows[:limit]]
-    curve = measurement.known(target, language_model, runtime)
+    curve = measurement.known(decoder, language_model, runtime)
     with bar("searching", None) as update:
-        found = choose_skip(target, texts, tokens, layers, curve, lambda done, total: update(done, total, -1.0))
+        found = choose_skip(
+            decoder, texts, max_new_tokens, layers, curve, lambda done, total: update(done, total, -1.0)
+        )
     comparison(
-        f"layers left out of {layers}, over {len(texts)} prompts of {tokens} tokens",
+        f"layers left out of {layers}, over {len(texts)} prompts of {max_new_tokens} tokens",
         ("layers", "agreement", "cost", "γ", "expected speed"),
         [(one.name, f"{one.agreement:.1%}", f"{one.cost:.2f}", f"{one.gamma}", f"{one.speed:.2f} ×") for one in found],
     )
     if found[0].speed < 1:
         note(
-            "note: none of them should be faster than plain decoding here; a retrieving drafter costs nothing to draft"
+            "note: none of them is expected to be faster than plain decoding here; a retrieving drafter costs nothing "
+            "to draft"
         )
     print(found[0].name)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from specds.cli import options
 
 
 def compact(
-    store: Annotated[Path, typer.Argument(help="The datastore.")],
+    store: options.StorePath,
     memory: options.Memory = None,
 ) -> None:
     """Put a store's segments together, and its small corpus files.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from specds.cli import options
+from specds.printing import printable
 
 
 def compare(
     first: Annotated[Path, typer.Argument(help="A result's directory.")],
     second: Annotated[Path, typer.Argument(help="Another.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show two results side by side: what was changed, both figures, and whether their intervals overlap.
 
@@ -22,10 +26,48 @@ def compare(
     import json
 
     from specds.calibration.bench.compare import compare as read
-    from specds.cli.render import result_comparison
 
     found = read(first, second)
     if as_json:
         print(json.dumps(found))
     else:
-        result_comparison(found)
+        _comparison(found)
+
+
+def _comparison(found: dict[str, Any]) -> None:
+    """What `specds compare` shows. Goes to stdout: it is what was asked for."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from specds.cli.render import interval, screen
+
+    out = screen(stderr=False)
+    for path, valid in zip(found["results"], found["valid"], strict=True):
+        out.print(escape(printable(path)) + ("" if valid else "  [red]not valid[/red]"))
+    for what, changes in found["changed"].items():
+        for name, (one, other) in changes.items():
+            out.print(f"{what}: {escape(printable(f'{name}: {_brief(one)} → {_brief(other)}'))}")
+    for what, (first, second) in found["only"].items():
+        for names, which in ((first, "first"), (second, "second")):
+            if names:
+                out.print(f"{what} only in the {which}: {escape(printable(', '.join(names)))}")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("group", "method", "× plain", "", "intervals", "MAT", "", "tokens/s", "", "second / first"):
+        table.add_column(name, justify="left" if name in ("group", "method", "intervals") else "right", no_wrap=True)
+    words = {True: "overlap", False: "apart", None: "–"}
+    for row in found["groups"]:
+        table.add_row(
+            escape(printable(row["group"])),
+            escape(printable(row["method"])),
+            *(interval(one, 2) for one in row["speedup"]),
+            words[row["overlap"]["speedup"]],
+            *(f"{one['value']:.2f}" if one else "–" for one in row["mat"]),
+            *(f"{one['value']:.1f}" for one in row["tokens_per_second"]),
+            interval(row["paired"], 2),
+        )
+    out.print(table)
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:79] + "…"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,38 +10,18 @@ import typer
 
 from specds.cli import options
 
-# Prompts after which --update-table writes.
-_PART = 32
-# Passes, the latest ones, by which the speed of plain decoding is estimated where there is no cost curve.
-_PASSES = 100_000
-# Of fewer passes nothing is said: the first ones are slower than those of a long job.
-_LEAST_PASSES = 32
-
 if TYPE_CHECKING:
     from specds.datastore.store import Store
-    from specds.decode.engine import Answer, Engine
+    from specds.decode.engine import Engine
+    from specds.decode.job import Job
+    from specds.decode.method import Method
 
 
 def decode(
-    context: typer.Context,
-    prompt_file: Annotated[
-        list[str],
-        typer.Option(
-            "--prompt-file",
-            "-p",
-            help="Prompt file (JSONL, CSV, TSV, Parquet, text; also .gz, .zst), or - for stdin. Repeatable.",
-        ),
-    ],
-    store: options.Stores = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            "--drafter",
-            "-d",
-            help="See `specds drafters` for the names. Default: auto, which takes all that the stores have.",
-        ),
-    ] = None,
-    set_option: options.Set = None,
+    prompts: options.JobOptions,
+    decoding: options.DecodingOptions,
+    sampling: options.SamplingOptions,
+    target: options.TargetOptions,
     config: Annotated[
         str | None,
         typer.Option(
@@ -50,7 +29,6 @@ def decode(
             help="Drafter, stores, options and budget that `specds tune` found; what is given beside it counts more.",
         ),
     ] = None,
-    draft_model: options.DraftModel = None,
     verifier: Annotated[
         str, typer.Option(help="auto (greedy at temperature 0, else sampling), or one of `specds drafters`.")
     ] = "auto",
@@ -69,22 +47,6 @@ def decode(
     verify_store: Annotated[
         bool, typer.Option("--verify", help="Read every byte of the stores first, as `specds verify` does.")
     ] = False,
-    budget: options.Budget = "auto",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    seed: options.Seed = 0,
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    runtime: options.Runtime = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    format: options.Format = None,
-    prompt_field: options.PromptField = "prompt",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write answers to this file; those it holds already are not done again."),
@@ -93,7 +55,7 @@ def decode(
         Path | None, typer.Option(help="Write one row for each forward pass to this Parquet file.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first prompt that fails.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Answer prompts, verifying drafted tokens several at a time.
 
@@ -109,193 +71,99 @@ def decode(
     import itertools
     from dataclasses import replace
 
+    from specds.calibration.corrections import TableUpdates
+    from specds.calibration.speed import PlainDecoding
     from specds.calibration.trace import TraceWriter
-    from specds.cli.answers import answer_file, answer_record, error_record, request_key
-    from specds.cli.config import read_config
-    from specds.cli.render import bar, decode_summary, emit, memory_note, note
+    from specds.cli.render import bar, emit, memory_note, note
     from specds.datastore.corrections import read_table
+    from specds.decode.answers import answer_file
     from specds.decode.assembly import check_method
-    from specds.decode.counters import Counters
-    from specds.decode.method import Method
-    from specds.decode.verifiers import verifier_name
-    from specds.errors import InputError, PromptError, UsageError
-    from specds.reading.prompts import BadRow, read_prompts
-    from specds.sampling import Sampling
+    from specds.decode.config import read_config
+    from specds.decode.job import Job
+    from specds.errors import UsageError
 
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    picking = sampling.sampling()
     judging = options.settings(verifier_option or [], "--verifier-set")
     if table is not None:
         judging["table"] = str(table)
     if update_table and table is None:
         raise UsageError("--update-table is given without --table", "name the table that is to learn")
-    given = options.settings(set_option or [])
-    method = Method(drafter or "auto", given, store or (), options.budget(budget), verifier, judging, draft_model)
-    if config is not None:
-        read = read_config(config)
-        default = str(context.get_parameter_source("budget")).endswith("DEFAULT")
-        method = replace(method, stores=method.stores or read.stores, budget=read.budget if default else method.budget)
-        if drafter in (None, read.drafter) and draft_model is None:
-            method = replace(method, drafter=read.drafter, options={**read.options, **given})
+    method = _method(decoding, None if config is None else read_config(config))
+    method = replace(method, verifier=verifier, verifier_options=judging)
     # What is wrong with stores and tables is said before a model is looked for, which may take a minute.
-    check_method(method, sampling)
+    check_method(method, picking)
     options.require_stores(method.paths)
     if table is not None and (table.exists() or not update_table):
         read_table(table)
-    rows = itertools.islice(read_prompts(prompt_file, format=format, prompt_field=prompt_field), limit)
+    rows = prompts.read(limit=prompts.limit)
     stores: list[Store] = []
     if method.stores:
         # Before the weights are loaded: a store of another tokenizer is refused at once.
-        tokenizer = options.tokenizer_of(model, revision, trust_remote_code, quiet=quiet)
+        tokenizer = target.tokenizer(quiet=quiet)
         stores = options.open_stores(method.paths, tokenizer, thorough=verify_store)
     first = next(rows, None)
     if first is None:
-        raise InputError(f"no prompts in {', '.join(prompt_file)}", "one prompt a line, as JSON or as plain text")
-    language_model = options.load(
-        model, revision, dtype, device, threads, trust_remote_code, runtime=runtime, quiet=quiet
-    )
+        raise prompts.nothing()
+    language_model = target.target(quiet=quiet)
 
     from specds.decode.engine import Engine
 
-    drafting = options.draft_model(draft_model, device, dtype, trust_remote_code)
+    drafting = decoding.drafting(target)
     with options.reading(language_model, quiet):
         # The stores are opened once more: loading takes a while, and a writer may have replaced an index meanwhile.
-        engine = Engine(language_model, replace(method, draft_model=drafting), sampling, runtime)
+        engine = Engine(language_model, replace(method, draft_model=drafting), picking, target.runtime)
     if not quiet:
         _remark(note, stores, engine)
         if engine.memory is not None:
             memory_note(f"verifier {verifier}", engine.memory)
     if update_table and engine.memory is None:
         raise UsageError(f"--verifier {verifier} counts no divergences", "--update-table goes with csd or ocm")
-    total, prompts, failed = Counters(), 0, 0
-    plain, first_failure = _Plain(engine), ""
-    counted = options.total(prompt_file, format, limit)
-    learned = _Learned(table if update_table else None, engine)
+    plain = PlainDecoding(engine)
+    counted = prompts.total(prompts.limit)
+    learned = TableUpdates(table if update_table else None, engine)
     with contextlib.ExitStack() as stack:
         tracer = stack.enter_context(TraceWriter(trace, resumable=output is not None)) if trace is not None else None
         file = stack.enter_context(answer_file(output)) if output is not None else None
         write, held = (emit, []) if file is None else (file.write, file.held)
-        if tracer is not None and held:
-            lacks = tracer.carry_over([one.id for one in held if not one.failed])
-            if lacks:
-                note(
-                    f"note: {trace} will lack the steps of {len(lacks):,} answers that {output} holds already, the "
-                    f"first of them {lacks[0]!r}: the run that wrote them left no trace here"
-                )
+        lacks = tracer.carry_over([one.id for one in held if not one.failed]) if tracer is not None and held else []
+        if lacks:
+            note(
+                f"note: {trace} will lack the steps of {len(lacks):,} answers that {output} holds already, the "
+                f"first of them {lacks[0]!r}: the run that wrote them left no trace here"
+            )
         stack.enter_context(contextlib.closing(learned))
         update = stack.enter_context(bar("decoding", counted, quiet=quiet))
         update(len(held), None, -1.0)
-        for number, row in enumerate(itertools.chain([first], rows)):
-            key = request_key(engine, row, max_new_tokens)
-            if file is not None and number < len(held):
-                file.check(number, row, key)
-                continue
-            prompts += 1
-            try:
-                if isinstance(row, BadRow):
-                    raise row.error
-                answer = engine.answer(row, max_new_tokens)
-                record = answer_record(engine, answer, key)
-                total = total + answer.counters
-                plain.saw(answer)
+        job = Job(engine, decoding.max_new_tokens, file)
+        for done in job.run(itertools.chain([first], rows)):
+            if done.answer is not None:
+                plain.saw(done.answer)
                 if tracer is not None:
-                    for turn, one in enumerate(answer.turns):
-                        tracer.add(answer.id, turn, method.drafter, one.steps)
-            except PromptError as error:
-                failed += 1
-                first_failure = first_failure or f"prompt {row.id}: {error.message} — {error.hint}"
-                record = error_record(row, error, key)
-                if strict:
-                    write(record)
-                    raise
-            write(record)
-            learned.saw(answer.counters.tokens if "error" not in record else 0)
-            update(number + 1, None, total.tokens_per_second)
+                    for turn, one in enumerate(done.answer.turns):
+                        tracer.add(done.answer.id, turn, method.drafter, one.steps)
+            write(done.record)
+            if done.error is not None and strict:
+                raise done.error
+            learned.saw(0 if done.answer is None else done.answer.counters.tokens)
+            update(done.number + 1, None, job.counters.tokens_per_second)
     if not quiet:
-        exact = "lossless" if engine.lossless else "lossy"
-        decode_summary(
-            f"{method.drafter}, verified by {verifier_name(verifier, sampling)} ({exact}), "
-            f"{engine.chosen_runtime} runtime",
-            prompts,
-            failed,
-            total,
-            plain.seconds(),
-        )
-        if failed:
-            note(f"{failed:,} of {prompts:,} prompts failed; the first: {first_failure}")
-        if held:
-            broken = sum(one.failed for one in held)
-            note(
-                f"{output}: {len(held):,} answers were there already"
-                + (f", {broken:,} of them errors" if broken else "")
-            )
-    if failed or any(one.failed for one in held):
+        _summary(job, plain.seconds())
+    if job.failed or any(one.failed for one in held):
         raise typer.Exit(1)
 
 
-class _Plain:
-    """What the answers would have taken without drafts: by the engine's cost curve, else by this run's passes."""
+def _method(given: options.DecodingOptions, configured: Method | None) -> Method:
+    """What is given, and what a configuration says where nothing is."""
+    from specds.decode.method import AUTO, Method
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._by_curve = self._prefills = 0.0
-        self._tokens = 0
-        self._passes: deque[tuple[int, float]] = deque(maxlen=_PASSES)
-
-    def saw(self, answer: Answer) -> None:
-        """One more answer."""
-        self._by_curve += self._engine.plain_seconds(answer) or 0.0
-        for turn in answer.turns:
-            first, *later = turn.steps
-            self._prefills += first.forward_seconds + first.verify_seconds
-            self._tokens += sum(len(step.tokens) for step in later)
-            self._passes += [(len(step.draft), step.forward_seconds + step.verify_seconds) for step in later]
-
-    def seconds(self) -> float | None:
-        """All of it; None where nothing can be said, or was to be saved."""
-        import numpy as np
-
-        from specds.calibration.explanation import pass_line
-
-        if self._engine.method.drafter == "none" or len(self._passes) < _LEAST_PASSES:
-            return None
-        if self._by_curve:
-            return self._by_curve
-        rows, took = np.array(self._passes).T
-        return self._prefills + self._tokens * pass_line(np.stack([np.ones_like(rows), rows], axis=1), took)[0]
-
-
-class _Learned:
-    """Divergences on their way into a table: in parts, so that a job that dies has given most of them."""
-
-    def __init__(self, table: Path | None, engine: Engine) -> None:
-        self._table, self._engine = table, engine
-        self._prompts = self._tokens = 0
-
-    def saw(self, tokens: int) -> None:
-        """One more prompt is answered."""
-        self._prompts += tokens > 0
-        self._tokens += tokens
-        if self._prompts >= _PART:
-            self.close()
-
-    def close(self) -> None:
-        """Add what is not in the table yet."""
-        if self._table is None or self._engine.memory is None:
-            return
-        from specds.datastore.corrections import add_to_table
-        from specds.datastore.store import provenance
-
-        new = self._engine.memory.take_new()
-        if new or self._prompts:
-            add_to_table(
-                self._table,
-                self._engine.pair,
-                new,
-                prompts=self._prompts,
-                tokens=self._tokens,
-                provenance=provenance(),
-            )
-        self._prompts = self._tokens = 0
+    drafter, settings, stores = given.drafter or AUTO, given.settings(), tuple(given.store or ())
+    budget = options.budget(given.budget or AUTO)
+    if configured is not None:
+        stores = stores or tuple(configured.paths)
+        budget = configured.budget if given.budget is None else budget
+        if given.drafter in (None, configured.drafter) and given.draft_model is None:
+            drafter, settings = configured.drafter, {**configured.options, **settings}
+    return Method(drafter, settings, stores, budget, draft_model=given.draft_model)
 
 
 def _remark(note: Callable[[str], None], stores: list[Store], engine: Engine) -> None:
@@ -320,3 +188,47 @@ def _remark(note: Callable[[str], None], stores: list[Store], engine: Engine) ->
                     f"note: {len(missing)} corpus files of {store.path} are not in its {kind} index yet — "
                     f"`specds build-{kind} {store.path}` takes them in"
                 )
+
+
+def _summary(job: Job, plain: float | None) -> None:
+    """The table at the end of `specds decode`.
+
+    Args:
+        plain: seconds that plain decoding would have taken; None if that is not known.
+    """
+    from rich.table import Table
+
+    from specds.cli.render import console, note
+    from specds.decode.verifiers import verifier_name
+
+    engine, counters = job.engine, job.counters
+    judge = verifier_name(engine.method.verifier, engine.sampling)
+    exact = "lossless" if engine.lossless else "lossy"
+    title = f"{engine.method.drafter}, verified by {judge} ({exact}), {engine.chosen_runtime} runtime"
+    table = Table(title=title, title_justify="left")
+    for name in ("prompts", "tokens", "steps", "MAT", "acceptance", "per node", "tokens/s", "drafting"):
+        table.add_column(name, justify="right")
+    table.add_row(
+        f"{job.answered}" + (f" ({job.failed} failed)" if job.failed else ""),
+        f"{counters.tokens:,}",
+        f"{counters.steps:,}",
+        f"{counters.mat:.2f}",
+        f"{counters.acceptance:.1%}" if counters.drafted else "–",
+        f"{counters.node_acceptance:.1%}" if counters.drafted else "–",
+        f"{counters.tokens_per_second:.1f}",
+        f"{counters.drafting_share:.1%}",
+    )
+    console.print(table)
+    if plain is not None and counters.seconds:
+        note(
+            f"about {plain / counters.seconds:.2f} × plain decoding, by what its forward passes take here; "
+            "`specds bench` measures it"
+        )
+    if counters.rescued:
+        note(f"{counters.rescued:,} drafted tokens were accepted (lossy) where the target had picked others")
+    if job.failed:
+        note(f"{job.failed:,} of {job.answered:,} prompts failed; the first: {job.first_failure}")
+    if job.file is not None and (held := job.file.held):
+        broken = sum(one.failed for one in held)
+        said = f", {broken:,} of them errors" if broken else ""
+        note(f"{job.file.path}: {len(held):,} answers were there already{said}")

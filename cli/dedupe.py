@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from specds.cli import options
+
 
 def dedupe(
-    store: Annotated[Path, typer.Argument(help="The datastore.")],
-    prompts: Annotated[
-        bool, typer.Option("--prompts", help="Equal are documents of equal prompt and response, not of equal response.")
+    store: options.StorePath,
+    with_prompts: Annotated[
+        bool,
+        typer.Option("--with-prompts", help="Equal are documents of equal prompt and response, not of equal response."),
     ] = False,
     boilerplate: Annotated[
         int | None,
@@ -20,7 +22,7 @@ def dedupe(
     keep: Annotated[int, typer.Option(min=1, help="How many documents may hold such a passage.")] = 1,
     shortest: Annotated[int, typer.Option(min=1, help="Pieces that cutting leaves are dropped below so many.")] = 16,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be saved.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Take out documents whose response an earlier one has, and passages that many share.
 
@@ -30,14 +32,14 @@ def dedupe(
 
     [dim]specds dedupe code.ds --boilerplate 48 --dry-run[/dim]
     """
-    from specds.cli.render import emit, note, savings, working
-    from specds.datastore.duplicates import find_boilerplate, find_duplicates
+    from specds.cli.render import emit, note, working
+    from specds.datastore.duplicates import find_boilerplate, find_duplicates, savings
     from specds.datastore.rewriting import rewrite
     from specds.datastore.store import open_store
 
     opened = open_store(store)
     with working("looking for copies"):
-        copies = find_duplicates(opened, prompts=prompts)
+        copies = find_duplicates(opened, prompts=with_prompts)
         gone = set(copies.doc_ids)
         shared = (
             find_boilerplate(opened, length=boilerplate, keep=keep, shortest=shortest, without=gone)

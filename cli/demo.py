@@ -19,16 +19,15 @@ _PROMPTS = Path(__file__).parent / "demo"
 
 
 def demo(
-    directory: Annotated[
+    target: options.TargetOptions,
+    output: Annotated[
         Path | None,
-        typer.Option("--dir", help="Keep the datastore here; it is reused when it is there. Default: user cache."),
+        typer.Option(
+            "--output", "-o", help="Keep the datastore here; it is reused when it is there. Default: user cache."
+        ),
     ] = None,
-    model: options.Model = "smollm2-135m",
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
-    prompts: Annotated[int, typer.Option(min=1, help="How many of the new prompts are decoded.")] = 8,
+    max_new_tokens: options.MaxNewTokens = 96,
+    limit: Annotated[int, typer.Option(min=1, help="Only the first so many of the new prompts.")] = 8,
     budget: options.Budget = "auto",
 ) -> None:
     """Run the whole pipeline on prompts that come with specds.
@@ -46,7 +45,7 @@ def demo(
     from specds.reading.prompts import Prompt, read_prompts
 
     most = options.budget(budget)
-    language_model = options.load(model, None, dtype, device, threads, False)
+    language_model = target.target()
 
     from specds.datastore.build_dense import build_dense
     from specds.datastore.build_suffix import build_suffix
@@ -58,7 +57,7 @@ def demo(
     from specds.decode.method import Method
     from specds.reference import generate_plain
 
-    path = (directory or cache_directory("demo")) / f"assistant-{language_model.fingerprint[:8]}.ds"
+    path = (output or cache_directory("demo")) / f"assistant-{language_model.fingerprint[:8]}.ds"
     path.parent.mkdir(parents=True, exist_ok=True)
     corpus = list(read_prompts([str(_PROMPTS / "corpus.jsonl")]))
     note(f"1. generate: {language_model.name} answers {len(corpus)} prompts of a code assistant → {path}")
@@ -77,12 +76,16 @@ def demo(
         note(f"{number}. build-{kind}: {indexed:,} tokens{'; ' + quality if quality else ''}")
 
     store = open_store(path, language_model.tokenizer)
-    asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:prompts]
+    asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:limit]
     note(f"4. decode: {len(asked)} new prompts, greedy, at most {max_new_tokens} tokens each, drafter after drafter")
     drafters = {name: drafter_class(name) for name in DRAFTERS}
     # A model that drafts for itself is worth its time where it has many more layers than this one.
     engines = {
-        name: Engine(language_model, Method(name, stores=(store,) if kind.indexes else (), budget=most))
+        name: Engine(
+            language_model,
+            Method(name, stores=(store,) if kind.indexes else (), budget=most),
+            runtime=target.runtime,
+        )
         for name, kind in drafters.items()
         if kind.draft_model is not Use.ALWAYS
     }

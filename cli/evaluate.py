@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specds.cli import options
+from specds.printing import printable
 
 if TYPE_CHECKING:
     from specds.calibration.answers import Answers
+    from specds.calibration.evaluation import Evaluation
     from specds.datastore.store import Store
     from specds.model import LanguageModel
 
 
 def evaluate(
-    store: Annotated[Path, typer.Argument(help="The datastore.")],
-    prompt_file: options.OptionalPrompts = None,
+    store: options.StorePath,
+    prompts: options.OptionalPromptOptions,
+    target: options.TargetOptions,
     answers: Annotated[
         str | None,
         typer.Option(
@@ -30,16 +32,7 @@ def evaluate(
     no_dense: Annotated[bool, typer.Option("--no-dense", help="Only the suffix index; no weights are read.")] = False,
     cost: options.Cost = None,
     max_new_tokens: options.RecordedLength = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    runtime: options.Runtime = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    format: options.Format = None,
-    prompt_field: options.PromptField = "prompt",
+    as_json: options.Json = False,
 ) -> None:
     """Say whether a datastore serves prompts such as these.
 
@@ -50,18 +43,18 @@ def evaluate(
     [dim]specds evaluate code.ds -p some.jsonl --answers plain.jsonl[/dim]
     """
     from specds.calibration.evaluation import evaluate as evaluated
-    from specds.cli.render import bar, emit, evaluation_tables, note
+    from specds.cli.render import bar, emit, note
     from specds.datastore.store import open_store
     from specds.errors import UsageError
 
-    if prompt_file is None and answers is None:
+    if not prompts.prompts and answers is None:
         raise UsageError("neither --prompts nor --answers is given", "say what the store is to be good for")
     sizes = options.numbers("--budgets", budgets)
     curve = options.cost_curve(cost)
-    # Before the weights are loaded: what is no store, or one of another tokenizer, is refused at once.
+    # Before the weights are loaded: what is not a valid store, or one of another tokenizer, is refused at once.
     options.require_stores([store])
-    open_store(store, options.tokenizer_of(model, revision, trust_remote_code))
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
+    open_store(store, target.tokenizer())
+    language_model = target.target()
     opened = open_store(store, language_model.tokenizer)
     kinds = ["suffix"] if no_dense else ["suffix", "dense"]
     foreign = [
@@ -70,16 +63,16 @@ def evaluate(
     if foreign and not no_dense:
         kinds.remove("dense")
         note("note: the dense index is another model's; it is not looked at")
-    if prompt_file is None:
+    if not prompts.prompts:
         from specds.calibration.answers import read_pairs
 
         recorded = read_pairs([str(answers)], language_model.tokenizer)
         if recorded.failed:
-            note(f"note: {recorded.failed:,} rows are no prompts with responses; they are left out")
+            note(f"note: {recorded.failed:,} rows do not hold a prompt and a response; they are left out")
     elif answers is None:
-        recorded = _written(language_model, opened, prompt_file, format, prompt_field, max_new_tokens, runtime)
+        recorded = _written(language_model, opened, prompts, max_new_tokens, target.runtime)
     else:
-        recorded = options.recorded(answers, prompt_file, language_model, format, prompt_field, most=max_new_tokens)
+        recorded = options.recorded(answers, prompts, language_model, most=max_new_tokens)
     fitting = [turn for turn in recorded.turns if len(turn.text) <= language_model.context_length]
     if len(fitting) < len(recorded.turns):
         note(f"note: {len(recorded.turns) - len(fitting):,} answers are longer than the model's context; left out")
@@ -92,13 +85,13 @@ def evaluate(
             budgets=sizes,
             ngram=ngram,
             curve=curve,
-            runtime=runtime,
+            runtime=target.runtime,
             progress=lambda done: update(done, None, -1.0),
         )
     if as_json:
         emit({"store": str(store), **found.record()})
     else:
-        evaluation_tables(str(store), found)
+        _tables(str(store), found)
 
 
 _LENGTH = 128
@@ -107,9 +100,7 @@ _LENGTH = 128
 def _written(
     model: LanguageModel,
     store: Store,
-    prompt_file: list[str],
-    format: str | None,
-    prompt_field: str,
+    prompts: options.PromptOptions,
     most: int | None,
     runtime: str,
 ) -> Answers:
@@ -118,8 +109,8 @@ def _written(
     from specds.cli.render import bar
     from specds.decode.engine import Engine
     from specds.decode.method import Method
-    from specds.errors import InputError, PromptError
-    from specds.reading.prompts import Prompt, read_prompts
+    from specds.errors import PromptError
+    from specds.reading.prompts import Prompt
 
     length = most or _LENGTH
     with options.reading(model):
@@ -127,8 +118,8 @@ def _written(
         engine = Engine(model, method, runtime=runtime)
     turns: list[Recorded] = []
     failed = 0
-    with bar("answering", options.total(prompt_file, format, None)) as update:
-        for number, row in enumerate(read_prompts(prompt_file, format=format, prompt_field=prompt_field), 1):
+    with bar("answering", prompts.total()) as update:
+        for number, row in enumerate(prompts.read(), 1):
             try:
                 if not isinstance(row, Prompt):
                     raise row.error
@@ -142,5 +133,68 @@ def _written(
             ]
             update(number, None, -1.0)
     if not turns:
-        raise InputError(f"no prompts in {', '.join(prompt_file)}", "one prompt a line, as JSON or as plain text")
+        raise prompts.nothing()
     return Answers(tuple(turns), failed)
+
+
+def _tables(name: str, found: Evaluation) -> None:
+    """What `specds evaluate` found. Goes to stdout: it is what was asked for."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from specds.cli.render import screen
+
+    out = screen(stderr=False)
+    out.print(f"[bold]{escape(printable(name))}[/bold] on {found.answers:,} answers, {found.tokens:,} tokens")
+    table = Table("index", "budget", title="predicted", title_justify="left", box=None, padding=(0, 2, 0, 2))
+    for column in ("MAT", "acceptance", "per node", *(["× plain"] if _has_speed(found) else [])):
+        table.add_column(column, justify="right")
+    for index, budget, summary in found.predictions:
+        counters = summary.counters
+        cells = [f"{counters.mat:.3f}", f"{counters.acceptance:.1%}", f"{counters.node_acceptance:.1%}"]
+        if summary.speedup is not None:
+            cells.append(f"{summary.speedup:.2f}")
+        table.add_row(index, str(budget), *cells)
+    out.print(table)
+    total = sum(one.positions for one in found.hits)
+    if total:
+        table = Table(title="longest match", title_justify="left", box=None, padding=(0, 2, 0, 2))
+        for column in ("tokens", "positions", "first is right", "any is right"):
+            table.add_column(column, justify="right")
+        for one in found.hits:
+            right = [f"{count / one.positions:.1%}" if one.length else "–" for count in (one.first, one.anywhere)]
+            table.add_row(str(one.length), f"{one.positions / total:.1%}", *right)
+        first, anywhere = (sum(getattr(one, name) for one in found.hits) for name in ("first", "anywhere"))
+        table.add_row("all", "100.0%", f"{first / total:.1%}", f"{anywhere / total:.1%}")
+        out.print(table)
+    for what, texts in (("prompts", found.prompts), ("answers", found.responses)):
+        part = f"{texts.shared / texts.ngrams:.1%}" if texts.ngrams else "–"
+        out.print(
+            f"overlap: {texts.touched:,} of {texts.texts:,} {what} share a {found.ngram}-gram with the store, "
+            f"{part} of their {found.ngram}-grams stand there; {texts.same:,} are documents as they are"
+        )
+    for what, shares in (("source", found.sources), ("corpus file", found.parts)):
+        table = Table(box=None, padding=(0, 2, 0, 2))
+        table.add_column(what, overflow="fold")
+        for column in ("documents", "of use", "tokens", "accepted", "here alone", "oldest", "newest"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for share in shares:
+            table.add_row(
+                escape(printable(share.name)),
+                f"{share.documents:,}",
+                f"{share.useful / share.documents:.0%}" if share.indexed else "not indexed" if found.hits else "–",
+                f"{share.tokens:,}",
+                f"{share.gave:,}",
+                f"{share.alone:,}",
+                escape(share.oldest[:10]),
+                escape(share.newest[:10]),
+            )
+        out.print(table)
+    if dead := [share for share in found.sources if share.dead]:
+        tokens = sum(share.tokens for share in dead)
+        names = ", ".join(share.name for share in dead)
+        out.print(f"dead weight: {escape(printable(names))}: {tokens:,} tokens, and none was accepted")
+
+
+def _has_speed(found: Evaluation) -> bool:
+    return any(summary.speedup is not None for _, _, summary in found.predictions)

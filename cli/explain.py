@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specds.cli import options
+from specds.printing import printable
+
+if TYPE_CHECKING:
+    from specds.calibration.explanation import Explanation
 
 
 def explain(
     trace: Annotated[Path, typer.Argument(help="What `specds decode --trace` wrote.")],
-    prompt_file: options.OptionalPrompts = None,
+    prompts: options.OptionalPromptOptions,
+    target: options.TargetOptions,
     store: options.Stores = None,
     cost: options.Cost = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    runtime: options.Runtime = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    format: options.Format = None,
-    prompt_field: options.PromptField = "prompt",
+    as_json: options.Json = False,
 ) -> None:
     """Show which sources proposed the tokens that were accepted, what each cost, and what the run would be without it.
 
-    From the trace alone it says what the passes that were made would have lost. With the prompts that were decoded (and
-    the stores) drafter auto is also replayed on the answers without each source in turn, and drafts what the others
-    know instead; that takes as long as decoding for each source.
+    From the trace alone it says what the forward passes that were made would have lost. With the prompts that were
+    decoded (and the stores) drafter auto is also replayed on the answers without each source in turn, and drafts what
+    the others know instead; that takes as long as decoding for each source.
 
-    [dim]specds decode -p some.jsonl -s code.ds --trace T.parquet > answers.jsonl && specds explain T.parquet[/dim]
+    [dim]specds decode -p some.jsonl -s code.ds --trace T.parquet > answers.jsonl[/dim]
+    [dim]specds explain T.parquet[/dim]
     [dim]specds explain T.parquet -p some.jsonl -s code.ds --cost cost.json[/dim]
     """
     import dataclasses
@@ -40,25 +37,25 @@ def explain(
 
     from specds.calibration.explanation import explain as explained
     from specds.calibration.trace import lacking
-    from specds.cli.render import bar, explanation_table, note, replay_table
+    from specds.cli.render import bar, note, replay_table
 
     found = explained(str(trace))
     if lacks := lacking(str(trace)):
         note(f"note: {trace} lacks the steps of {lacks:,} answers of its run")
     summaries = []
-    if prompt_file:
+    if prompts.prompts:
         from specds.calibration.replay import Replay, summarise
         from specds.decode.method import parse_method
 
         curve = options.cost_curve(cost)
-        language_model = options.load(model, revision, dtype, device, threads, trust_remote_code)
-        turns = options.recorded(str(trace), prompt_file, language_model, format, prompt_field).turns
+        language_model = target.target()
+        turns = options.recorded(str(trace), prompts, language_model).turns
         name = ":".join(["auto", *map(str, store or [])])
         names = [one.name for one in found.sources if one.name != "model"]
         words = [name, *(f"{name}?without={one}" for one in names)]
         budget = options.replay_budget(None, curve)
         methods = [parse_method(word, budget) for word in words]
-        made = Replay(language_model, methods, curve=curve, runtime=runtime)
+        made = Replay(language_model, methods, curve=curve, runtime=target.runtime)
         rows = []
         with bar("replaying", len(turns)) as update:
             for number, turn in enumerate(turns, 1):
@@ -69,6 +66,43 @@ def explain(
         record = dataclasses.asdict(found)
         print(json.dumps({**record, **({"replayed": [one.row() for one in summaries]} if summaries else {})}))
         return
-    explanation_table(str(trace), found)
+    _table(str(trace), found)
     if summaries:
         replay_table("replayed without each source", summaries)
+
+
+def _table(title: str, found: Explanation) -> None:
+    """What `specds explain` found. Goes to stdout: it is what was asked for."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from specds.cli.render import screen
+
+    out = screen(stderr=False)
+    out.print(f"[bold]{escape(printable(title))}[/bold]  drafter {escape(printable(found.drafter))}")
+    steps = max(found.steps, 1)
+    out.print(
+        f"{found.tokens:,} tokens in {found.steps:,} forward passes: {found.tokens / steps:.2f} a pass, "
+        f"{found.drafted / steps:.1f} drafted, {found.accepted / max(found.drafted, 1):.0%} of these accepted"
+    )
+    faster = found.plain / found.seconds if found.seconds else 0.0
+    out.print(
+        f"{found.seconds:.2f} s, {found.drafting / max(found.seconds, 1e-9):.1%} of it drafting; about "
+        f"{found.plain:.2f} s without drafts ({faster:.2f}×); one more query token takes {1e3 * found.row:.2f} ms"
+    )
+    table = Table(title="by source; a token can have several", title_justify="left")
+    table.add_column("source", overflow="fold")
+    for column in ("drafted", "accepted", "rate", "only it", "asking, ms", "without it, s", "slower"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found.sources:
+        table.add_row(
+            escape(printable(one.name)),
+            f"{one.drafted:,}",
+            f"{one.accepted:,}",
+            f"{one.accepted / one.drafted:.0%}" if one.drafted else "–",
+            f"{one.alone:,}",
+            "–" if one.seconds is None else f"{1e3 * one.seconds:.1f}",
+            f"{one.without:.2f}",
+            f"{one.without / found.seconds - 1:+.1%}" if found.seconds else "–",
+        )
+    out.print(table)

@@ -23,8 +23,8 @@ def export(
             metavar="|".join(FORMATS), help="Documents as JSON lines or Parquet, or a static lookup cache of llama.cpp."
         ),
     ] = "jsonl",
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file to write; default for jsonl: stdout.")
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; default for jsonl: stdout.")
     ] = None,
     source: Annotated[list[str] | None, typer.Option(help="Only documents of this source. Repeatable.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Add prompt and response as text.")] = False,
@@ -39,7 +39,7 @@ def export(
     `--lookup-cache-static` of llama.cpp with the same model.
 
     [dim]specds export code.ds --text | jq -r .response[/dim]
-    [dim]specds export code.ds --to llama-cpp --out code.lookup[/dim]
+    [dim]specds export code.ds --to llama-cpp --output code.lookup[/dim]
     """
     from specds.cli.render import emit, note, working
     from specds.datastore.export import export_jsonl, export_lookup_cache, export_parquet, export_records
@@ -50,21 +50,21 @@ def export(
         raise UsageError(f"--to is {to!r}", f"one of {', '.join(FORMATS)}")
     if to == "llama-cpp" and text:
         raise UsageError("--text has no place in a lookup cache", "leave it out")
-    if to != "jsonl" and out is None:
-        raise UsageError(f"--to {to} writes a file", "name it with --out")
+    if to != "jsonl" and output is None:
+        raise UsageError(f"--to {to} writes a file", "name it with --output")
     opened = open_store(store)
     sources = source or []
     tokenizer: Tokenizer | None = None
     if text:
         tokenizer = options.tokenizer_of(model or opened.manifest.tokenizer.name, None, False)
-    if out is None:
+    if output is None:
         for record in export_records(opened, sources, tokenizer):
             emit(record)
         return
     with working("writing"):
         if to == "llama-cpp":
-            done = export_lookup_cache(out, opened, sources)
+            done = export_lookup_cache(output, opened, sources)
         else:
-            done = (export_jsonl if to == "jsonl" else export_parquet)(out, opened, sources, tokenizer)
-    said = f"{out}: {done.documents:,} documents, {done.tokens:,} tokens"
+            done = (export_jsonl if to == "jsonl" else export_parquet)(output, opened, sources, tokenizer)
+    said = f"{output}: {done.documents:,} documents, {done.tokens:,} tokens"
     note(said + (f", {done.contexts:,} contexts" if to == "llama-cpp" else ""))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,20 +10,10 @@ from specds.cli import options
 
 
 def generate(
-    prompts: Annotated[
-        list[str], typer.Argument(help="Prompt files (JSONL, CSV, TSV, Parquet, text; also .gz, .zst), or - for stdin.")
-    ],
-    store: Annotated[Path, typer.Option("--store", "-s", help="The datastore to write to; made if need be.")],
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    seed: options.Seed = 0,
+    prompts: options.JobOptions,
+    store: options.NewStore,
+    sampling: options.SamplingOptions,
+    model: options.ModelOptions,
     samples_per_prompt: Annotated[
         int, typer.Option(min=1, help="Responses a prompt; needs a temperature.", rich_help_panel="Sampling")
     ] = 1,
@@ -34,10 +23,7 @@ def generate(
     ] = 1024,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts in one forward pass; saved after each batch.")] = 16,
     source: Annotated[str, typer.Option(help="The name that the documents are filed under.")] = "generated",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
-    format: options.Format = None,
-    prompt_field: options.PromptField = "prompt",
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first prompt that cannot be used.")] = False,
+    strict: options.Strict = False,
 ) -> None:
     """Write the model's own responses to prompts into a datastore.
 
@@ -46,36 +32,34 @@ def generate(
 
     [dim]specds generate prompts.jsonl --store code.ds --max-new-tokens 128[/dim]
     """
-    import itertools
     import time
 
     from specds.cli.render import bar, note
     from specds.datastore.store import create_store, require_place
-    from specds.errors import InputError, UsageError
-    from specds.reading.prompts import BadRow, read_prompts
-    from specds.sampling import Sampling
+    from specds.errors import UsageError
+    from specds.reading.prompts import BadRow
 
     require_place(store)
-    sampling = Sampling(temperature, top_k, top_p, seed)
-    if samples_per_prompt > 1 and sampling.greedy:
+    picking = sampling.sampling()
+    if samples_per_prompt > 1 and picking.greedy:
         raise UsageError(
             "--samples-per-prompt needs sampling: greedy answers would all be the same", "add --temperature 0.7"
         )
-    rows = list(itertools.islice(read_prompts(prompts, format=format, prompt_field=prompt_field), limit))
+    rows = list(prompts.read(limit=prompts.limit))
     if not rows:
-        raise InputError(f"no prompts in {', '.join(prompts)}", "one prompt a line, as JSON or as plain text")
+        raise prompts.nothing()
     for row in rows:
         if isinstance(row, BadRow):
             if strict:
                 raise row.error
             note(f"skipped prompt {row.id}: {row.error.message}")
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, weights=True)
+    language_model = model.load(weights=True)
     target = create_store(store, language_model.tokenizer)
 
     from specds.datastore.generation import GenerationOptions
     from specds.datastore.generation import generate as run
 
-    wanted = GenerationOptions(sampling, samples_per_prompt, max_new_tokens, max_prompt_tokens, batch_size, source)
+    wanted = GenerationOptions(picking, samples_per_prompt, max_new_tokens, max_prompt_tokens, batch_size, source)
     began = time.perf_counter()
     with bar("generating", None) as update:
         report = run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,14 +16,12 @@ def ingest(
             help="JSONL, CSV, TSV, Parquet or text files (also .gz, .zst), - for stdin, or a Hugging Face data set."
         ),
     ],
-    store: Annotated[Path, typer.Option("--store", "-s", help="The datastore to write to; made if need be.")],
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
+    store: options.NewStore,
+    tokenizing: options.TokenizerOptions,
     prompt_field: Annotated[str | None, typer.Option(help="The column with prompts.")] = None,
     response_field: Annotated[str | None, typer.Option(help="The column with responses.")] = None,
     text_field: Annotated[str | None, typer.Option(help="The column with raw text.")] = None,
     messages_field: Annotated[str | None, typer.Option(help="The column with chat messages.")] = None,
-    trust_remote_code: options.TrustRemoteCode = False,
     split: Annotated[str, typer.Option(help="Which split of a Hugging Face data set.")] = "train",
     source: Annotated[str | None, typer.Option(help="File all documents under this name.")] = None,
     source_field: Annotated[str | None, typer.Option(help="The column that names each document's source.")] = None,
@@ -35,7 +32,7 @@ def ingest(
         int, typer.Option(min=2, help="Longer prompts and responses are cut to so many tokens.")
     ] = 1024,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many examples.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
+    strict: options.Strict = False,
 ) -> None:
     """Add text that exists already to a datastore.
 
@@ -43,7 +40,7 @@ def ingest(
     them; raw text is taken as it is. Columns are found by their usual names, or named. What the store holds
     already is skipped, so the same command can be run again.
 
-    [dim]specds ingest answers.jsonl --prompt-field question --response-field answer --store code.ds[/dim]
+    [dim]specds ingest qa.csv --prompt-field q --response-field a --store code.ds[/dim]
     """
     import itertools
 
@@ -69,7 +66,7 @@ def ingest(
     if first is None:
         raise InputError(f"nothing to ingest in {', '.join(files)}", "one example a line, as JSON or as plain text")
     examples = itertools.chain([first], examples)
-    tokenizer = options.tokenizer_of(model, revision, trust_remote_code)
+    tokenizer = tokenizing.tokenizer()
     target = create_store(store, tokenizer)
     with bar("ingesting", count_examples(files, limit)) as update:
         report = run(target, tokenizer, examples, max_tokens, strict, licence, lambda done: update(done, None, -1.0))

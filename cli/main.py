@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Annotated, Any, TextIO
 
@@ -43,6 +44,7 @@ from specds.cli import (
     tune,
     verify,
 )
+from specds.cli.groups import Group, add
 from specds.errors import Notice, OutputError, SpecdsError, first_line, shortage
 from specds.printing import printable
 from specds.version import __version__
@@ -63,40 +65,46 @@ _ended_by: ContextVar[int | None] = ContextVar("ended_by", default=None)
 app = typer.Typer(
     name="specds",
     help="Draft datastores that make language models decode faster, without training and without changing their text.",
-    epilog="From prompts to a faster model: generate → build-suffix, build-dense → decode. `specds demo` shows it all.",
+    epilog="From prompts to a faster model: generate → build-suffix, build-dense → decode. `specds demo` shows it all."
+    "\n\nEvery option can be set by an environment variable: SPECDS_DECODE_BUDGET is `decode --budget`, SPECDS_MODEL "
+    "is --model of every command.",
     no_args_is_help=True,
-    add_completion=False,
+    cls=Group,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("generate")(generate.generate)
-app.command("ingest")(ingest.ingest)
-app.command("build-suffix")(build_suffix.build_suffix)
-app.command("build-dense")(build_dense.build_dense)
-app.command("calibrate-drafts")(calibrate_drafts.calibrate_drafts)
-app.command("calibrate-csd")(calibrate_csd.calibrate_csd)
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    generate.generate,
+    ingest.ingest,
+    build_suffix.build_suffix,
+    build_dense.build_dense,
+    calibrate_drafts.calibrate_drafts,
+    calibrate_csd.calibrate_csd,
+    choose_skip.choose_skip,
+    decode.decode,
+    drafters.drafters,
+    explain.explain,
+    profile.profile,
+    replay.replay,
+    tune.tune,
+    evaluate.evaluate,
+    bench.bench,
+    compare.compare,
+    inspect.inspect,
+    verify.verify,
+    diff.diff,
+    export.export,
+    compact.compact,
+    merge.merge,
+    remove.remove,
+    dedupe.dedupe,
+    rebuild.rebuild,
+    demo.demo,
+)
+for _command in _COMMANDS:
+    add(app, _command)
 app.add_typer(table.app)
-app.command("choose-skip")(choose_skip.choose_skip)
-app.command("decode")(decode.decode)
-app.command("drafters")(drafters.drafters)
-app.command("explain")(explain.explain)
-app.command("profile")(profile.profile)
-app.command("replay")(replay.replay)
-app.command("tune")(tune.tune)
-app.command("evaluate")(evaluate.evaluate)
-app.command("bench")(bench.bench)
-app.command("compare")(compare.compare)
-app.command("inspect")(inspect.inspect)
-app.command("verify")(verify.verify)
-app.command("diff")(diff.diff)
-app.command("export")(export.export)
-app.command("compact")(compact.compact)
-app.command("merge")(merge.merge)
-app.command("remove")(remove.remove)
-app.command("dedupe")(dedupe.dedupe)
-app.command("rebuild")(rebuild.rebuild)
-app.command("demo")(demo.demo)
 
 
 def _version(wanted: bool) -> None:
@@ -125,7 +133,7 @@ def run() -> None:
     lend_temporary()
     _shows_tracebacks.set(bool(os.environ.get("SPECDS_DEBUG")))
     try:
-        result = app(standalone_mode=False)
+        result = app(standalone_mode=False, prog_name="specds")
         code = result if isinstance(result, int) else 0
         if code == _INTERRUPTED:  # newer versions of typer return this where others raise
             raise KeyboardInterrupt
@@ -136,14 +144,17 @@ def run() -> None:
         _complain(told.message, told.hint)
         code = told.exit_code
     except _WrongUsage as error:
-        error.message = printable(error.message)
+        error.message = printable(error.message) + _where_from(error)
         error.show()
         code = error.exit_code
-    except (BrokenPipeError, SystemExit):  # typer makes the second out of the first
-        # `… | head` has what it wanted.
-        _silence(1)
-        _silence(2)
-        code = _CLOSED_PIPE
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not error.code:  # what completes a shell's words ends like this
+            code = 0
+        else:
+            # `… | head` has what it wanted; typer makes SystemExit out of the closed pipe.
+            _silence(1)
+            _silence(2)
+            code = _CLOSED_PIPE
     except (KeyboardInterrupt, typer.Abort):
         ended_by = _ended_by.get()
         said = "interrupted" if ended_by is None else f"ended by {signal.Signals(ended_by).name}"
@@ -157,6 +168,13 @@ def run() -> None:
     for number in heeded:
         signal.signal(number, signal.SIG_DFL)
     sys.exit(code)
+
+
+def _where_from(error: Exception) -> str:
+    """Says that a wrong value may be an environment variable's; empty if none of that option is set."""
+    named = error.param.envvar if isinstance(error, typer.BadParameter) and error.param is not None else None
+    names = [named] if isinstance(named, str) else named or []
+    return next((f" ({name} is set)" for name in names if os.environ.get(name)), "")
 
 
 def explained(error: Exception) -> SpecdsError:

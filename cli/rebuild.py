@@ -44,7 +44,9 @@ def rebuild(
         from specds.datastore.build_dense import DenseOptions, build_dense
 
         named = model or next(one.model.name for one in dense if one.model)
-        language_model = options.load(named, None, dtype, device, threads, trust_remote_code, weights=True)
+        language_model = options.ModelOptions(
+            model=named, dtype=dtype, device=device, threads=threads, trust_remote_code=trust_remote_code
+        ).load(weights=True)
         said = dense[-1].parameters
         wanted = DenseOptions(max_length=said.get("max_length"), search=said.get("search") or 250, memory=limit)
         with working("embedding"):

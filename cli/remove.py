@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from specds.cli import options
+
 
 def remove(
-    store: Annotated[Path, typer.Argument(help="The datastore.")],
+    store: options.StorePath,
     source: Annotated[list[str] | None, typer.Option(help="All documents of this source. Repeatable.")] = None,
     doc_id: Annotated[
         list[str] | None, typer.Option(help="The document of this id; - reads ids from stdin, one a line. Repeatable.")

@@ -13,22 +13,16 @@ from specds.cli import options
 def replay(
     answers: options.Answers,
     methods: options.Methods,
-    prompt_file: options.Prompts,
+    prompts: options.PromptOptions,
+    target: options.TargetOptions,
     budget: options.ReplayBudget = None,
     cost: options.Cost = None,
     max_new_tokens: options.RecordedLength = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many answers.")] = None,
-    rows: Annotated[Path | None, typer.Option(help="Write a JSON line an answer and method to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
-    model: options.Model = "smollm2-135m",
-    revision: options.Revision = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    runtime: options.Runtime = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    format: options.Format = None,
-    prompt_field: options.PromptField = "prompt",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write a JSON line an answer and method to this file.")
+    ] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Replay drafters on recorded answers: the accepted tokens that decoding would count, without decoding.
 
@@ -38,7 +32,7 @@ def replay(
     and respec) run it at every step, as decoding does. With --cost the table predicts speed, too.
 
     [dim]specds decode -p some.jsonl -d none --output plain.jsonl[/dim]
-    [dim]specds replay --answers plain.jsonl -p some.jsonl --methods pld,rest:code.ds,dresd:code.ds --budget 16[/dim]
+    [dim]specds replay --answers plain.jsonl -p some.jsonl --methods pld,rest:code.ds[/dim]
     """
     import contextlib
     import dataclasses
@@ -46,7 +40,7 @@ def replay(
     import json
 
     from specds.calibration.replay import Replay, summarise
-    from specds.cli.render import bar, replay_record, replay_table
+    from specds.cli.render import bar, replay_table
     from specds.decode.assembly import check_files, check_method
     from specds.decode.method import distinct, parse_methods
 
@@ -55,19 +49,19 @@ def replay(
     for method in chosen:
         check_method(method)
         check_files(method)
-    language_model = options.load(model, revision, dtype, device, threads, trust_remote_code, runtime=runtime)
-    recorded = options.recorded(answers, prompt_file, language_model, format, prompt_field, most=max_new_tokens)
-    made = Replay(language_model, chosen, curve=curve, runtime=runtime)
+    language_model = target.target()
+    recorded = options.recorded(answers, prompts, language_model, most=max_new_tokens)
+    made = Replay(language_model, chosen, curve=curve, runtime=target.runtime)
     found = []
     turns = list(itertools.islice(recorded.turns, limit))
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(rows.open("w")) if rows is not None else None
+        file = stack.enter_context(output.open("w")) if output is not None else None
         update = stack.enter_context(bar("replaying", len(turns)))
         for number, turn in enumerate(turns, 1):
             for row in made.of(turn):
                 found.append(dataclasses.replace(row, steps=()))  # they hold on to the model's states
                 if file is not None:
-                    file.write(json.dumps(replay_record(row)) + "\n")
+                    file.write(json.dumps(row.record()) + "\n")
             update(number, None, -1.0)
     summaries = summarise(found)
     if as_json:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specds.cli import options
+from specds.cli.groups import Group, add
+from specds.printing import printable
+
 if TYPE_CHECKING:
-    from specds.datastore.corrections import Table
+    from rich.console import Console
+
+    from specds.datastore.corrections import Table as Corrections
     from specds.tokenizer import Tokenizer
 
 app = typer.Typer(
     name="table",
+    cls=Group,
     help="Look at, add up, cut down and compare correction tables (see `calibrate-csd`).",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -25,15 +33,16 @@ Model = Annotated[
     ),
 ]
 One = Annotated[Path, typer.Argument(help="A correction table (Parquet).")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Where the result goes; a table that is there is replaced.")]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="Where the result goes; a table that is there is replaced.")
+]
 
 
-@app.command()
 def inspect(
     table: One,
     top: Annotated[int, typer.Option(min=0, help="Pairs shown, the most frequent first.")] = 20,
     model: Model = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON on stdout.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Whose table it is, what it counts, and its most frequent pairs, with their text.
 
@@ -43,7 +52,6 @@ def inspect(
 
     import numpy as np
 
-    from specds.cli.render import correction_table
     from specds.datastore.corrections import describe, read_table
 
     read = read_table(table)
@@ -56,14 +64,15 @@ def inspect(
     if as_json:
         print(json.dumps({**describe(read), "top": rows}, ensure_ascii=True))
     else:
-        correction_table(str(table), read, rows)
+        _table(str(table), read, rows)
 
 
-@app.command()
-def merge(tables: Annotated[list[Path], typer.Argument(help="Two tables or more, of one pair.")], out: Out) -> None:
+def merge(
+    tables: Annotated[list[Path], typer.Argument(help="Two tables or more, of one pair.")], output: Output
+) -> None:
     """Add tables up. The order does not matter; tables that count the same prompts are refused.
 
-    [dim]specds table merge monday.parquet tuesday.parquet --out week.parquet[/dim]
+    [dim]specds table merge monday.parquet tuesday.parquet --output week.parquet[/dim]
     """
     from specds.cli.render import table_summary
     from specds.datastore.corrections import merge, read_table, write_table
@@ -72,14 +81,13 @@ def merge(tables: Annotated[list[Path], typer.Argument(help="Two tables or more,
     if len(tables) < 2:
         raise UsageError("one table is given", "merge two or more")
     total = merge([read_table(path) for path in tables])
-    write_table(out, total)
-    table_summary(str(out), total)
+    write_table(output, total)
+    table_summary(str(output), total)
 
 
-@app.command()
 def prune(
     table: One,
-    out: Out,
+    output: Output,
     least: Annotated[int, typer.Option(min=1, help="Pairs counted less often go.")] = 1,
     top: Annotated[int | None, typer.Option(min=0, help="All but so many of the most frequent pairs go.")] = None,
     decay: Annotated[float, typer.Option(min=0.0, max=1.0, help="Multiply counts by this, rounded down.")] = 1.0,
@@ -87,18 +95,17 @@ def prune(
 ) -> None:
     """Forget what is rare or old.
 
-    [dim]specds table prune week.parquet --least 2 --decay 0.5 --out week.parquet[/dim]
+    [dim]specds table prune week.parquet --least 2 --decay 0.5 --output week.parquet[/dim]
     """
     from specds.cli.render import table_summary
     from specds.datastore.corrections import read_table, updating, write_table
 
-    with updating(out):
+    with updating(output):
         kept = read_table(table).pruned(least=least, top=top, decay=decay, cap=cap)
-        write_table(out, kept)
-    table_summary(str(out), kept)
+        write_table(output, kept)
+    table_summary(str(output), kept)
 
 
-@app.command()
 def diff(
     one: One,
     other: One,
@@ -109,7 +116,6 @@ def diff(
 
     [dim]specds table diff monday.parquet tuesday.parquet[/dim]
     """
-    from specds.cli.render import table_difference
     from specds.datastore.corrections import check_pair, difference, read_table
 
     first, second = read_table(one), read_table(other)
@@ -120,10 +126,10 @@ def diff(
         {**_pair(drafted, picked, tokenizer), "first": here, "second": there}
         for drafted, picked, here, there in changed[:top]
     ]
-    table_difference(str(one), str(other), first, second, len(changed), rows)
+    _difference(str(one), str(other), first, second, len(changed), rows)
 
 
-def _tokenizer_of(table: Table, model: str | None, path: Path) -> Tokenizer | None:
+def _tokenizer_of(table: Corrections, model: str | None, path: Path) -> Tokenizer | None:
     """What turns a table's token ids into text: a model's tokenizer, else that of the table's target if it is here."""
     from specds.datastore.corrections import check_tokenizer
     from specds.errors import SpecdsError
@@ -144,3 +150,72 @@ def _pair(drafted: int, picked: int, tokenizer: Tokenizer | None) -> dict[str, i
     if tokenizer is not None:
         pair |= {"draft_text": tokenizer.decode([drafted]), "target_text": tokenizer.decode([picked])}
     return pair
+
+
+def _table(name: str, corrections: Corrections, rows: Sequence[dict[str, Any]]) -> None:
+    """What `specds table inspect` shows. Goes to stdout: it is what was asked for."""
+    from rich.markup import escape
+
+    from specds.cli.render import screen, too_rare
+
+    out = screen(stderr=False)
+    pair = corrections.pair
+    out.print(f"[bold]{escape(name)}[/bold]")
+    for what in ("target", "draft", "tokenizer"):
+        identity = getattr(pair, what)
+        shown = (escape(printable(text)) for text in (identity.name, identity.fingerprint[:12]))
+        out.print("  {}: {} [dim]{}[/dim]".format(what, *shown))
+    out.print(
+        f"  {len(corrections):,} pairs, {int(corrections.count.sum()):,} divergences in {corrections.tokens:,} tokens "
+        f"of {corrections.prompts:,} prompts"
+    )
+    out.print(f"  the top 20 % of pairs hold {corrections.head_share():.1%} of all divergences")
+    if said := too_rare(corrections):
+        out.print(f"  [yellow]{escape(said)}[/yellow]", soft_wrap=True)
+    for one in corrections.history:
+        made = (escape(printable(text)) for text in (one.date, one.command, one.version))
+        out.print("  [dim]{} {} (specds {})[/dim]".format(*made))
+    _pairs(out, ["count"], rows, len(corrections))
+
+
+def _pairs(out: Console, counts: Sequence[str], rows: Sequence[dict[str, Any]], every: int) -> None:
+    """Pairs with their counts and, where known, their text; and how many are not shown."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    for column in (*counts, "drafted", "", "target's", ""):
+        table.add_column(column, justify="right" if column in counts else "left")
+    for row in rows:
+        texts = [repr(row[name]) if name in row else "" for name in ("draft_text", "target_text")]
+        table.add_row(
+            *(f"{row[count]:,}" for count in counts),
+            str(row["draft_token"]),
+            escape(texts[0]),
+            str(row["target_token"]),
+            escape(texts[1]),
+        )
+    if rows:
+        out.print(table)
+    if left := every - len(rows):
+        out.print(f"  … and {left:,} more pair{'s' * (left > 1)}; --top shows more", style="dim")
+
+
+def _difference(
+    one: str, other: str, first: Corrections, second: Corrections, changed: int, rows: Sequence[dict[str, Any]]
+) -> None:
+    """What `specds table diff` shows. Goes to stdout."""
+    from rich.markup import escape
+
+    from specds.cli.render import screen
+
+    out = screen(stderr=False)
+    both = len({*first.keys()} & {*second.keys()})
+    for name, table in ((one, first), (other, second)):
+        out.print(f"{escape(printable(name))}: {len(table):,} pairs, {len(table) - both:,} only here", soft_wrap=True)
+    out.print(f"{changed:,} pairs are counted differently, of {len(first) + len(second) - both:,}")
+    _pairs(out, ["first", "second"], rows, changed)
+
+
+for function in (inspect, merge, prune, diff):
+    add(app, function, "table")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
+from specds.cli import options
 
-def verify(store: Annotated[Path, typer.Argument(help="The datastore.")]) -> None:
+
+def verify(
+    store: options.StorePath,
+) -> None:
     """Read a whole store: compare sizes and checksums with its manifest, and the indexes' numbers with the vocabulary.
 
     Prints what is wrong, a line each, and exits with 1; prints nothing and exits with 0 when all is well.

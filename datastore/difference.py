@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections import defaultdict
@@ -93,6 +94,29 @@ class Difference:
     def same_contents(self) -> bool:
         """Whether both hold the same documents: tokens and sources; ids, order, models and indexes do not count."""
         return self.same_tokenizer and not (self.first or self.second or self.relabelled)
+
+    def record(self, top: int) -> dict[str, Any]:
+        """As JSON.
+
+        Args:
+            top: ids listed of each kind of document.
+        """
+        listed: dict[str, list[Any]] = {
+            "first": self.first,
+            "second": self.second,
+            "changed": self.changed,
+            "renamed": [list(pair) for pair in self.renamed],
+            "relabelled": self.relabelled,
+        }
+        return {
+            "same_contents": self.same_contents,
+            "tokenizers": [dataclasses.asdict(identity) for identity in self.tokenizers],
+            "models": [[dataclasses.asdict(model) for model in models] for models in self.models],
+            "documents": {name: len(ids) for name, ids in listed.items()},
+            "ids": {name: ids[:top] for name, ids in listed.items()},
+            "sources": {name: dataclasses.asdict(source) for name, source in self.sources.items()},
+            "indexes": [{**dataclasses.asdict(index), "differs": index.differs} for index in self.indexes],
+        }
 
 
 def difference(first: Store, second: Store) -> Difference:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,22 @@ class Boilerplate:
 
     cuts: tuple[Cut, ...]
     saved: dict[str, SourceCount]
+
+
+def savings(found: Mapping[str, Mapping[str, SourceCount]]) -> dict[str, Any]:
+    """Documents and tokens saved, in all and by source, as JSON.
+
+    Args:
+        found: what was found → source → what goes with it.
+    """
+    return {
+        name: {
+            "documents": sum(one.documents for one in saved.values()),
+            "tokens": sum(one.tokens for one in saved.values()),
+            "sources": {source: dataclasses.asdict(one) for source, one in sorted(saved.items())},
+        }
+        for name, saved in found.items()
+    }
 
 
 def find_duplicates(store: Store, *, prompts: bool = False) -> Duplicates:

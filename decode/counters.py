@@ -54,6 +54,22 @@ class Counters:
             )
         return total
 
+    def record(self) -> dict[str, int | float]:
+        """As JSON, as it stands in an answer's record."""
+        return {
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "mat": round(self.mat, 4),
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance": round(self.acceptance, 4),
+            "node_acceptance": round(self.node_acceptance, 4),
+            "rescued": self.rescued,
+            "seconds": round(self.seconds, 4),
+            "draft_seconds": round(self.draft_seconds, 4),
+            "forward_seconds": round(self.forward_seconds, 4),
+        }
+
     def __add__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, name) + getattr(other, name) for name in Counters.__slots__))
 

@@ -151,6 +151,9 @@ def count_rows(paths: Sequence[str], format: str | None = None) -> int | None:
                 found += pq.read_metadata(path).num_rows
             elif Path(path).stat().st_size > _COUNTED:
                 return None
+            elif kind in _DELIMITERS:
+                records = sum(1 for _ in _csv_records(path, _DELIMITERS[kind], MAX_ROW.bytes))
+                found += max(0, records - 1)  # the first names the columns
             else:
                 found += sum(1 for _ in lines(path))
         except (InputError, OSError, ValueError):  # whoever reads it says what is wrong with it
@@ -415,12 +418,24 @@ def _object(pairs: list[tuple[str, object]]) -> Row:
 
 def _csv_rows(path: str, wanted: Wanted, delimiter: str, max_line: int) -> Iterator[tuple[str, Row | PromptError]]:
     """The rows below a line of column names. An empty cell counts as absent, a row of nothing else as blank."""
+    names: list[str] | None = None
+    columns: list[str] = []
+    for where, record in _csv_records(path, delimiter, max_line):
+        if names is not None:
+            yield where, record if isinstance(record, PromptError) else _csv_row(where, names, record, columns, wanted)
+            continue
+        if isinstance(record, PromptError):
+            raise InputError(record.message, record.hint)
+        names = [name.strip() for name in record]
+        columns = _columns(shown(path), names, wanted, f"the first row of a CSV file names its columns; {wanted.hint}")
+
+
+def _csv_records(path: str, delimiter: str, max_line: int) -> Iterator[tuple[str, list[str] | PromptError]]:
+    """Each record's place and cells, the column names' first; blank ones are skipped."""
     # The limit is one of the whole process; it is only ever raised, and every record is bounded by its own bytes.
     csv.field_size_limit(max(csv.field_size_limit(), max_line))
     source = _CsvLines(path, max_line)
     reader = csv.reader(source, delimiter=delimiter, strict=True)
-    names: list[str] | None = None
-    columns: list[str] = []
     while True:
         source.begin()
         record: list[str] | PromptError | None
@@ -437,20 +452,8 @@ def _csv_rows(path: str, wanted: Wanted, delimiter: str, max_line: int) -> Itera
         if record is None:
             return
         record = source.problem or record
-        if isinstance(record, list) and not any(record):
-            continue
-        if names is None:
-            if isinstance(record, PromptError):
-                raise InputError(record.message, record.hint)
-            names = [name.strip() for name in record]
-            columns = _columns(
-                shown(path), names, wanted, f"the first row of a CSV file names its columns; {wanted.hint}"
-            )
-            continue
-        yield (
-            source.where,
-            record if isinstance(record, PromptError) else _csv_row(source.where, names, record, columns, wanted),
-        )
+        if isinstance(record, PromptError) or any(record):
+            yield source.where, record
 
 
 def _csv_row(where: str, names: list[str], cells: list[str], columns: list[str], wanted: Wanted) -> Row | PromptError:

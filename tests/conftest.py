@@ -190,7 +190,8 @@ def run_cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     """The command line in this process: `run_cli("decode", "-p", path, stdin="…")` gives code, stdout and stderr."""
     from specds.cli.main import run
 
-    monkeypatch.delenv("SPECDS_DEBUG", raising=False)
+    for name in [name for name in os.environ if name.startswith("SPECDS_")]:
+        monkeypatch.delenv(name)
 
     def call(*arguments: object, stdin: str | bytes = "") -> Result:
         data = stdin.encode() if isinstance(stdin, str) else stdin

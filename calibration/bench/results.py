@@ -37,7 +37,7 @@ _ANSWERED = (
 )
 # Seconds of an answer, and counts of its steps: with others the figures would not be numbers.
 _LEAST_SECONDS, _MOST_NUMBER = 1e-9, 1e12
-_AGAIN = "measure again into another --out"
+_AGAIN = "measure again into another --output"
 
 Row = dict[str, Any]
 Key = tuple[str, str, int]
@@ -198,10 +198,12 @@ def open_results(path: Path, options: dict[str, Any]) -> Iterator[Results]:
     with refused(path):
         fresh = not path.exists()
         if not fresh and not path.is_dir():
-            raise OutputError(f"{path} is not a directory", "choose another --out")
+            raise OutputError(f"{path} is not a directory", "choose another --output")
         strange = not fresh and any(one.name != JOURNAL and one.name[0] != "." for one in path.iterdir())
         if strange and not (path / RUN).exists():
-            raise InputError(f"{path} holds something that is not a result of `specds bench`", "choose another --out")
+            raise InputError(
+                f"{path} holds something that is not a result of `specds bench`", "choose another --output"
+            )
         path.mkdir(parents=True, exist_ok=True)
         files_in(path)  # nothing in it may lead elsewhere
         with contextlib.ExitStack() as stack:
@@ -239,7 +241,7 @@ def read_json(path: Path) -> dict[str, Any]:
             return dict(record)
     except OSError as error:
         raise InputError(
-            f"{path}: {error.strerror or error}", "give the directory that `specds bench --out` wrote"
+            f"{path}: {error.strerror or error}", "give the directory that `specds bench --output` wrote"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
@@ -361,7 +363,7 @@ def refused(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}", "choose another --out") from error
+        raise OutputError(f"cannot write {path}: {error.strerror or error}", "choose another --output") from error
 
 
 def checked_sessions(sessions: Any) -> list[dict[str, Any]]:
@@ -385,7 +387,7 @@ def _check_options(path: Path, held: Any, asked: dict[str, Any]) -> None:
     if other:
         raise InputError(
             f"{path} was begun with other options: {', '.join(name.replace('_', '-') for name in other)}",
-            "choose another --out, or repeat the command that it was begun with",
+            "choose another --output, or repeat the command that it was begun with",
         )
 
 

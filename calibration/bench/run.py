@@ -268,7 +268,7 @@ def check_tokens(out: Path, results: Results, model: LanguageModel) -> None:
             if not known or not prompt or len(text) > model.context_length:
                 raise InputError(
                     f"{out} is damaged: {row['method']}'s tokens of prompt {row['prompt']!r} are not this model's",
-                    "measure again into another --out",
+                    "measure again into another --output",
                 )
 
 

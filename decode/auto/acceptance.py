@@ -78,6 +78,10 @@ class Acceptance:
     reliability: Reliability | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
+    def record(self) -> dict[str, Any]:
+        """What it was fitted on and how right it is, as JSON; without the trees."""
+        return {**self.about, "reliability": None if self.reliability is None else self.reliability.record()}
+
     def save(self, path: Path) -> None:
         """Write it, whole or not at all.
 
@@ -99,7 +103,7 @@ class Acceptance:
         try:
             write_atomically(path, (json.dumps(record, separators=(",", ":")) + "\n").encode())
         except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror or error}", "choose another --out") from error
+            raise OutputError(f"cannot write {path}: {error.strerror or error}", "choose another --output") from error
 
 
 def load_acceptance(path: Path) -> Acceptance:

@@ -78,7 +78,7 @@ def command(tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> C
     options = ["--model", tiny_directory, "--device", "cpu", "--threads", 1, "--max-new-tokens", 24, "-d", "pld"]
 
     def make(out: Path) -> list[object]:
-        return ["calibrate-csd", "-p", asked, "--out", out, "--budget", 6, *options]
+        return ["calibrate-csd", "-p", asked, "--output", out, "--budget", 6, *options]
 
     return make
 

@@ -240,7 +240,7 @@ def test_the_command_repeats_what_decode_measured(
     curve = tmp_path / "curve.json"
     curve.write_text(json.dumps(CURVE.record()))
     rows = tmp_path / "rows.jsonl"
-    result = run_cli(*arguments[:-6], "--methods", "none,pld", "--cost", curve, "--rows", rows, *model, "--json")
+    result = run_cli(*arguments[:-6], "--methods", "none,pld", "--cost", curve, "--output", rows, *model, "--json")
     assert result.code == 0, result.err
     one, two = json.loads(result.out)["methods"]
     assert (one["speedup"], two["tokens_per_second"] > 0) == (pytest.approx(1, abs=0.05), True)

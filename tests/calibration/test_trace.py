@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specds.calibration.trace import TraceWriter, read_passes
-from specds.cli.answers import answer_file
+from specds.decode.answers import answer_file
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.errors import InputError, OutputError

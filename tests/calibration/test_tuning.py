@@ -13,7 +13,7 @@ import pytest
 from specds.calibration.answers import Recorded
 from specds.calibration.replay import replay, summarise
 from specds.calibration.tuning import ALL, tune
-from specds.cli.config import read_config, write_config
+from specds.decode.config import read_config, write_config
 from specds.decode.drafters import DRAFTERS
 from specds.decode.drafters.pld import PromptLookup
 from specds.decode.method import Method, parse_budget, parse_methods

@@ -68,7 +68,7 @@ def test_the_shipped_drafts_are_shown_where_a_store_has_none(run_cli: Run, stock
 def test_calibrating_needs_somewhere_to_write(run_cli: Run, prompts: Path, tiny_options: list[object]) -> None:
     result = run_cli("calibrate-drafts", "-p", prompts, *tiny_options)
     assert (result.code, result.out) == (2, "")
-    assert "neither --store nor --out" in result.err
+    assert "neither --store nor --output" in result.err
 
 
 def test_a_trace_is_explained_by_source(

@@ -76,8 +76,8 @@ def test_a_reader_that_stops_early(store: Path) -> None:
 def test_wrong_usage(store: Path, run_cli: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run_cli("export", store, "--to", "arctic", "-o", out).refused("jsonl, parquet, llama-cpp", code=2)
-    run_cli("export", store, "--to", "parquet").refused("--out", code=2)
-    run_cli("export", store, "--to", "llama-cpp").refused("--out", code=2)
+    run_cli("export", store, "--to", "parquet").refused("--output", code=2)
+    run_cli("export", store, "--to", "llama-cpp").refused("--output", code=2)
     run_cli("export", store, "--to", "llama-cpp", "--text", "-o", out).refused("--text", code=2)
     assert not out.exists()
 

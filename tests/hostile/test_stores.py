@@ -324,7 +324,7 @@ def test_nothing_that_is_planted_in_a_store_leads_out_of_it(
         ["build-suffix", store],
         ["build-dense", store, "--replace", "--device", "cpu", *model],
         ["remove", store, "--source", "test"],
-        ["merge", store, store, "--out", store.parent / "merged.ds"],
+        ["merge", store, store, "--output", store.parent / "merged.ds"],
     ):
         run_cli(*command).refused(named)
     run_cli("ingest", "-", "-s", store, *model, stdin="w1 w2\n").refused(named)

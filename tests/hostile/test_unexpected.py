@@ -126,7 +126,7 @@ def result(run_cli: Run, tmp_path: Path, options: list[object]) -> tuple[Path, l
     """A small bench over prompts whose ids would clear a screen, and its command."""
     prompts = tmp_path / "p.jsonl"
     prompts.write_text("".join(json.dumps({"id": f"{ESCAPE}{n}", "prompt": f"w{n} w5"}) + "\n" for n in range(2)))
-    argv = ["bench", "-p", prompts, "--methods", "none,pld", "--max-new-tokens", 4, "--out", tmp_path / "bench"]
+    argv = ["bench", "-p", prompts, "--methods", "none,pld", "--max-new-tokens", 4, "--output", tmp_path / "bench"]
     found = run_cli(*argv, *options)
     assert found.code in (0, 1), found
     assert "\x1b" not in found.out + found.err

@@ -13,15 +13,8 @@ import pytest
 from specds.errors import InputError, UsageError
 from specds.reading.examples import Example, read_examples
 from specds.reading.prompts import BadRow
-from specds.reading.rows import Wanted, dataset_rows
 
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
+from .conftest import assistant, user
 
 
 @pytest.fixture
@@ -262,36 +255,6 @@ def test_directory_is_refused_with_a_glob(tmp_path, monkeypatch):
         with pytest.raises(InputError, match="is a directory") as caught:
             read_examples([path])
         assert "glob" in caught.value.hint
-
-
-_PAIRS = Wanted((("question", "answer"),), hint="name the fields")
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_data_set_gives_its_rows_with_the_wanted_fields(write, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = tmp_path / "set"
-    folder.mkdir()
-    rows = [{"question": f"q{n}", "answer": "a", "embedding": [0.5]} for n in range(3)]
-    if kind == "jsonl":
-        write("set/train.jsonl", *rows)
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
-    found = list(dataset_rows(str(folder), _PAIRS))
-    assert found == [(f"{folder}:row {n + 1}", {"question": f"q{n}", "answer": "a"}) for n in range(3)]
-    with pytest.raises(InputError, match=r"split test: .*Available splits: \['train'\]") as caught:
-        list(dataset_rows(str(folder), _PAIRS, split="test"))
-    assert caught.value.hint
-    with pytest.raises(InputError, match="must have 'text', but has 'question', 'answer', 'embedding'"):
-        list(dataset_rows(str(folder), Wanted((("text",),))))
-
-
-def test_data_set_damaged_half_way_is_an_input_error(write, tmp_path):
-    (tmp_path / "set").mkdir()
-    write("set/train.jsonl", {"question": "q", "answer": "a"}, b"{broken")
-    with pytest.raises(InputError, match="data set") as caught:
-        list(dataset_rows(str(tmp_path / "set"), _PAIRS))
-    assert "\n" not in caught.value.message
 
 
 def test_data_set_that_cannot_be_reached_is_an_input_error(tmp_path):

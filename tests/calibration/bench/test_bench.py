@@ -174,16 +174,16 @@ def test_killed_and_started_again_a_bench_gives_the_same_rows(
     )
     command = ["bench", "-p", prompts, "--methods", "pld@4", "--model", tiny_directory, "--device", "cpu"]
     command += ["--max-new-tokens", 8, "--warmup", 2]
-    assert killable.run([*command, "--out", tmp_path / "whole"]) == 0, killable.said
+    assert killable.run([*command, "--output", tmp_path / "whole"]) == 0, killable.said
     whole = texts(read_rows(tmp_path / "whole"))
     assert len(whole) == 6
     died = 0
     for at in (2, 5, 9, 13, 15, 17, 19):
         out = tmp_path / f"killed-{at}"
-        died += killable.run([*command, "--out", out], at=at, root=out) == 9
+        died += killable.run([*command, "--output", out], at=at, root=out) == 9
         # Once more at another place, then to the end.
-        killable.run([*command, "--out", out], at=at // 2 + 3, root=out)
-        assert killable.run([*command, "--out", out]) == 0, killable.said
+        killable.run([*command, "--output", out], at=at // 2 + 3, root=out)
+        assert killable.run([*command, "--output", out]) == 0, killable.said
         assert texts(read_rows(out)) == whole
         check_steps(out)
         assert {one.name for one in out.iterdir()} == {one.name for one in (tmp_path / "whole").iterdir()}
@@ -263,7 +263,7 @@ def asked(tiny_directory: Path, tmp_path: Path) -> list[object]:
 def test_the_command_line_measures_compares_and_says_by_its_code_whether_to_believe_it(
     run_cli: Run, asked: list[object], tmp_path: Path
 ) -> None:
-    result = run_cli(*asked, "--methods", "pld@4,pld@4!lossy?tau=0.001", "--out", tmp_path / "r")
+    result = run_cli(*asked, "--methods", "pld@4,pld@4!lossy?tau=0.001", "--output", tmp_path / "r")
     assert (result.code, result.out) == (0, ""), result.err
     assert "× plain" in result.err
     assert "valid" in result.err
@@ -274,7 +274,7 @@ def test_the_command_line_measures_compares_and_says_by_its_code_whether_to_beli
     assert lossy["graded"] == 2
     assert summary["cost"]["rows"][0] == 1
     assert {"torch", "numpy", "specds"} <= set(summary["sessions"][0]["versions"])
-    run_cli(*asked, "--methods", "pld@2,pld@4", "--budget", "3", "--out", tmp_path / "s")
+    run_cli(*asked, "--methods", "pld@2,pld@4", "--budget", "3", "--output", tmp_path / "s")
     result = run_cli("compare", tmp_path / "r", tmp_path / "s")
     assert result.code == 0, result.err
     assert "budget" in result.out
@@ -286,10 +286,10 @@ def test_the_command_line_measures_compares_and_says_by_its_code_whether_to_beli
     assert [row["method"] for row in found["groups"]] == ["none", "pld@4"]
     assert found["groups"][0]["paired"]["prompts"] == 2
     run_cli("compare", tmp_path / "r", tmp_path / "prompts.jsonl").refused("prompts.jsonl")
-    result = run_cli(*asked, "-p", tmp_path / "long.txt", "--out", tmp_path / "t")
+    result = run_cli(*asked, "-p", tmp_path / "long.txt", "--output", tmp_path / "t")
     result.refused("long.txt")
     (tmp_path / "long.txt").write_text("w1 " * 400)
-    result = run_cli(*asked, "-p", tmp_path / "long.txt", "--out", tmp_path / "t")
+    result = run_cli(*asked, "-p", tmp_path / "long.txt", "--output", tmp_path / "t")
     assert result.code == 1
     assert "NOT VALID" in result.err
     assert (tmp_path / "t" / "report.html").exists()
@@ -315,22 +315,22 @@ def test_the_command_line_measures_compares_and_says_by_its_code_whether_to_beli
 def test_wrong_usage_is_refused_before_anything_is_measured(
     wrong: list[object], run_cli: Run, asked: list[object], tmp_path: Path
 ) -> None:
-    run_cli(*asked, "--out", tmp_path / "r", *wrong).refused(code=2)
+    run_cli(*asked, "--output", tmp_path / "r", *wrong).refused(code=2)
     assert not (tmp_path / "r").exists()
 
 
 def test_a_peer_that_cannot_be_run_stops_the_bench(run_cli: Run, asked: list[object], tmp_path: Path) -> None:
-    run_cli(*asked, "--out", tmp_path / "r", "--peer", "x=/no/such/program --flag").refused("/no/such/program")
-    run_cli(*asked, "--out", tmp_path / "r", "--peer", "y=python -c pass").refused("other options")
-    run_cli(*asked, "--out", tmp_path / "s", "--peer", "y=python -c pass").refused("died")
-    run_cli(*asked, "--out", tmp_path / "t", "--peer", "y=sh -c 'read line; echo words'").refused("not JSON")
-    run_cli(*asked, "--out", tmp_path / "u", "--peer", "y=sleep 30", "--peer-timeout", 1).refused("silent")
+    run_cli(*asked, "--output", tmp_path / "r", "--peer", "x=/no/such/program --flag").refused("/no/such/program")
+    run_cli(*asked, "--output", tmp_path / "r", "--peer", "y=python -c pass").refused("other options")
+    run_cli(*asked, "--output", tmp_path / "s", "--peer", "y=python -c pass").refused("died")
+    run_cli(*asked, "--output", tmp_path / "t", "--peer", "y=sh -c 'read line; echo words'").refused("not JSON")
+    run_cli(*asked, "--output", tmp_path / "u", "--peer", "y=sleep 30", "--peer-timeout", 1).refused("silent")
 
 
 def test_transformers_own_ways_are_peers_with_the_same_text(run_cli: Run, asked: list[object], tmp_path: Path) -> None:
     model = asked[4]
     peers = ("hf-generate", "hf-prompt-lookup", "hf-assisted")
-    result = run_cli(*asked, "--peers", ",".join(peers), "--assistant", model, "--out", tmp_path / "r")
+    result = run_cli(*asked, "--peers", ",".join(peers), "--assistant", model, "--output", tmp_path / "r")
     assert result.code == 0, result.err
     assert "× generate" in result.err
     rows = read_rows(tmp_path / "r")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from specds.cli.render import counters_row
 from specds.errors import InputError, OutputError, SpecdsError
 from specds.reading.prompts import BadRow, Prompt
 
@@ -34,7 +33,7 @@ def answer_record(engine: Engine, answer: Answer, key: str) -> dict[str, Any]:
         "prompt_tokens": len(last.prompt),
         "drafter": engine.method.drafter,
         "lossless": engine.lossless,
-        "counters": counters_row(answer.counters),
+        "counters": answer.counters.record(),
         "key": key,
     }
     if len(answer.turns) > 1:
