@@ -448,11 +448,11 @@ def _list_sizes(reader: _Reader, cells: int, rows: int) -> Iterator[int]:
 
 
 def _check_faiss_contents(path: Path, shape: IndexShape) -> None:
-    found = _faiss_lists(path, shape)
+    layout = _faiss_lists(path, shape)
     data = np.memmap(path, np.uint8, "r")
-    seen = np.zeros(shape.keys if found.lists else 0, np.bool_)
-    for start, count in found.lists:
-        end = start + count * found.code_size
+    seen = np.zeros(shape.keys if layout.lists else 0, np.bool_)
+    for start, count in layout.lists:
+        end = start + count * layout.code_size
         ids = np.frombuffer(data, "<i8", count, end) if count else np.zeros(0, np.int64)
         if count and (ids.min() < 0 or ids.max() >= shape.keys):
             raise ValueError("an inverted list names a key that there is not")
@@ -461,7 +461,7 @@ def _check_faiss_contents(path: Path, shape: IndexShape) -> None:
             raise ValueError("it holds a value that is not a number")
     if not seen.all():
         raise ValueError("its inverted lists name a key twice")
-    if not all(_all_finite(data, start, count) for start, count in found.floats):
+    if not all(_all_finite(data, start, count) for start, count in layout.floats):
         raise ValueError("it holds a value that is not a number")
 
 

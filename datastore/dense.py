@@ -175,7 +175,7 @@ class DenseIndex:
     def _search(
         self, hidden: NDArray[np.float32], k: int, token: int | None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        found = []
+        candidates = []
         keys: dict[int, NDArray[np.float32]] = {}
         for part, start in zip(self.parts, self.starts, strict=True):
             if id(part.normalizer) not in keys:
@@ -184,8 +184,8 @@ class DenseIndex:
             similarity, positions = part.search(key, k) if token is None else part.search_followed_by(key, token, k)
             if len(self.parts) == 1:
                 return similarity, positions
-            found.append((similarity, positions + start))
-        similarity, positions = (np.concatenate(column) for column in zip(*found, strict=True))
+            candidates.append((similarity, positions + start))
+        similarity, positions = (np.concatenate(column) for column in zip(*candidates, strict=True))
         best = np.argsort(-similarity, kind="stable")[:k]
         return similarity[best], positions[best]
 
@@ -215,11 +215,11 @@ class DenseIndex:
         if len(self.parts) == 1:
             return _tokens(self.parts[0].tokens, at)
         owner = np.searchsorted(self.starts, at, side="right") - 1
-        found = np.full(at.shape, -1, np.int64)
+        tokens = np.full(at.shape, -1, np.int64)
         for number in np.unique(owner[owner >= 0]):
             mine = owner == number
-            found[mine] = _tokens(self.parts[number].tokens, at[mine] - self.starts[number])
-        return found
+            tokens[mine] = _tokens(self.parts[number].tokens, at[mine] - self.starts[number])
+        return tokens
 
 
 def _tokens(tokens: NDArray[Any], at: NDArray[np.int64]) -> NDArray[np.int64]:
