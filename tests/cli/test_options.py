@@ -142,3 +142,6 @@ def test_shells_complete_options(run_cli: Run, monkeypatch: pytest.MonkeyPatch) 
     completed = run_cli()
     assert completed.code == 0
     assert {"--prompts", "--prompt-file", "--prompt-field"} == set(completed.out.split())
+    monkeypatch.setenv("COMP_WORDS", "specds decode -d pl")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    assert {"pld", "pld-plus"} == set(run_cli().out.split())
