@@ -12,7 +12,9 @@ from specds.cli import options
 
 if TYPE_CHECKING:
     from specds.calibration.bench.contenders import Contender
+    from specds.decode.method import Method
     from specds.model import LanguageModel
+    from specds.sampling import Sampling
 
 _PROBLEMS = 10
 
@@ -73,24 +75,14 @@ def bench(
     [dim]specds bench -p todo.jsonl --peer 'mine=python mine.py' -o result[/dim]
     """
     from specds.calibration.bench.contenders import Ours
-    from specds.calibration.bench.judge import PLAIN
     from specds.calibration.bench.results import REPORT
     from specds.calibration.bench.run import Plan, choose_cases, store_digest
     from specds.calibration.bench.run import bench as run
     from specds.cli.render import bar, memory_note, note
-    from specds.decode.assembly import check_files, check_method
     from specds.decode.engine import Engine
-    from specds.decode.method import distinct, parse_methods
 
     picking = sampling.sampling()
-    most = options.budget(budget)
-    chosen = [method for text in methods or [] for method in parse_methods(text, most)]
-    if all(method.name != PLAIN for method in chosen):
-        chosen = [*parse_methods(PLAIN), *chosen]
-    chosen = sorted(distinct(chosen), key=lambda method: method.name != PLAIN)
-    for method in chosen:
-        check_method(method, picking)
-        check_files(method)
+    chosen = _chosen(methods or [], options.budget(budget), picking)
     others = _peers(peers, peer or [], assistant, picking, {method.name for method in chosen})
     cases = choose_cases(
         prompts.paths,
@@ -143,6 +135,21 @@ def bench(
         note(f"{output / REPORT} has the plots")
     if not summary["valid"]:
         raise typer.Exit(1)
+
+
+def _chosen(words: list[str], budget: int | None, sampling: Sampling) -> list[Method]:
+    """The methods that are asked for, plain decoding first; refused before a model is looked for."""
+    from specds.calibration.bench.judge import PLAIN
+    from specds.decode.assembly import check_files, check_method
+    from specds.decode.method import distinct, parse_methods
+
+    chosen = [method for text in words for method in parse_methods(text, budget)]
+    if all(method.name != PLAIN for method in chosen):
+        chosen = [*parse_methods(PLAIN), *chosen]
+    for method in chosen:
+        check_method(method, sampling)
+        check_files(method)
+    return sorted(distinct(chosen), key=lambda method: method.name != PLAIN)
 
 
 def _peers(

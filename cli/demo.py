@@ -10,6 +10,7 @@ import typer
 from specds.cli import options
 
 if TYPE_CHECKING:
+    from specds.datastore.store import Store
     from specds.decode.engine import Answer
     from specds.model import LanguageModel
 
@@ -39,17 +40,13 @@ def demo(
     import time
 
     from specds.caches import cache_directory
-    from specds.cli.render import bar, comparison, note, working
-    from specds.datastore.store import create_store, open_store
+    from specds.cli.render import comparison, note, working
     from specds.reading.conversation import Conversation
     from specds.reading.prompts import Prompt, read_prompts
 
     most = options.budget(budget)
     language_model = target.target()
 
-    from specds.datastore.build_dense import build_dense
-    from specds.datastore.build_suffix import build_suffix
-    from specds.datastore.generation import GenerationOptions, generate
     from specds.decode.assembly import drafter_class
     from specds.decode.contracts import Use
     from specds.decode.drafters import DRAFTERS
@@ -59,23 +56,7 @@ def demo(
 
     path = (output or cache_directory("demo")) / f"assistant-{language_model.fingerprint[:8]}.ds"
     path.parent.mkdir(parents=True, exist_ok=True)
-    corpus = list(read_prompts([str(_PROMPTS / "corpus.jsonl")]))
-    note(f"1. generate: {language_model.name} answers {len(corpus)} prompts of a code assistant → {path}")
-    store = create_store(path, language_model.tokenizer)
-    wanted = GenerationOptions(max_new_tokens=160, source="demo")
-    with bar("generating the corpus (about two minutes, once)", None) as update:
-        report = generate(store, language_model, corpus, wanted, lambda done, total, tokens: update(done, total, -1.0))
-    note(f"   {report.documents} new answers, {report.tokens:,} tokens; {report.present} were there already")
-    store = open_store(path, language_model.tokenizer)
-    for number, kind in ((2, "suffix"), (3, "dense")):
-        with working(f"building the {kind} index"):
-            built = build_suffix(store) if kind == "suffix" else build_dense(store, language_model)
-        segments = built or store.manifest.indexes[kind]
-        quality = "; ".join(f"{name} {value}" for name, value in segments[-1].quality.items())
-        indexed = sum(segment.tokens for segment in segments)
-        note(f"{number}. build-{kind}: {indexed:,} tokens{'; ' + quality if quality else ''}")
-
-    store = open_store(path, language_model.tokenizer)
+    store = _filled(path, language_model)
     asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:limit]
     note(f"4. decode: {len(asked)} new prompts, greedy, at most {max_new_tokens} tokens each, drafter after drafter")
     drafters = {name: drafter_class(name) for name in DRAFTERS}
@@ -119,6 +100,33 @@ def demo(
     if differences:
         note("Nearly equally likely tokens: sums that run in another order round otherwise.")
     note(f"Next: specds inspect {path}; specds decode -p yours.jsonl -s {path} -d dresd")
+
+
+def _filled(path: Path, model: LanguageModel) -> Store:
+    """The demo's datastore with its indexes; what is there already is not made again."""
+    from specds.cli.render import bar, note, working
+    from specds.datastore.build_dense import build_dense
+    from specds.datastore.build_suffix import build_suffix
+    from specds.datastore.generation import GenerationOptions, generate
+    from specds.datastore.store import create_store, open_store
+    from specds.reading.prompts import read_prompts
+
+    corpus = list(read_prompts([str(_PROMPTS / "corpus.jsonl")]))
+    note(f"1. generate: {model.name} answers {len(corpus)} prompts of a code assistant → {path}")
+    store = create_store(path, model.tokenizer)
+    wanted = GenerationOptions(max_new_tokens=160, source="demo")
+    with bar("generating the corpus (about two minutes, once)", None) as update:
+        report = generate(store, model, corpus, wanted, lambda done, total, tokens: update(done, total, -1.0))
+    note(f"   {report.documents} new answers, {report.tokens:,} tokens; {report.present} were there already")
+    store = open_store(path, model.tokenizer)
+    for number, kind in ((2, "suffix"), (3, "dense")):
+        with working(f"building the {kind} index"):
+            built = build_suffix(store) if kind == "suffix" else build_dense(store, model)
+        segments = built or store.manifest.indexes[kind]
+        quality = "; ".join(f"{name} {value}" for name, value in segments[-1].quality.items())
+        indexed = sum(segment.tokens for segment in segments)
+        note(f"{number}. build-{kind}: {indexed:,} tokens{'; ' + quality if quality else ''}")
+    return open_store(path, model.tokenizer)
 
 
 def _rows(answers: dict[str, list[Answer]], reference: list[tuple[list[int], float]]) -> list[list[str]]:

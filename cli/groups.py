@@ -121,14 +121,16 @@ def _completed(name: str, annotation: Any, default: Any, prefix: str) -> Any:
     """The annotation of an option with the command's environment variable, before those it has, and a metavar."""
     if get_origin(annotation) is not Annotated:
         return annotation
-    kind, *extras = get_args(annotation)
+    kind, *infos = get_args(annotation)
     annotated: Any = Annotated
-    return annotated[(kind, *(_option(one, name, kind, default, prefix) for one in extras))]
+    return annotated[(kind, *(_option(one, name, kind, default, prefix) for one in infos))]
 
 
-def _option(info: Any, name: str, kind: Any, default: Any, prefix: str) -> Any:
+def _option(info: ParameterInfo, name: str, kind: Any, default: Any, prefix: str) -> Any:
     if not isinstance(info, OptionInfo):
-        return info
+        made = copy.copy(info)
+        made.metavar = info.metavar or name.upper()
+        return made
     words = [word for word in (info.default, *(info.param_decls or ())) if isinstance(word, str)]
     flag = next((word for word in words if word.startswith("--")), f"--{name}")
     made = copy.copy(info)

@@ -83,7 +83,7 @@ Methods = Annotated[
     typer.Option(
         "--methods",
         metavar="M,M,…",
-        help="Drafters, as drafter:store@budget?option=value&option=value; all but the name can be left out.",
+        help="Drafters by name; after a name may stand :STORE, @BUDGET and ?OPTION=VALUE&…",
     ),
 ]
 ReplayBudget = Annotated[
@@ -323,6 +323,13 @@ class DraftingOptions:
         return placed.load()
 
 
+def _drafters(incomplete: str) -> list[str]:
+    """Names of drafters, for a shell that completes one."""
+    from specds.decode.drafters import DRAFTERS
+
+    return [name for name in DRAFTERS if name.startswith(incomplete)]
+
+
 @dataclass(frozen=True, slots=True)
 class DecodingOptions(DraftingOptions):
     """A drafter, what it drafts from, and how much."""
@@ -333,6 +340,7 @@ class DecodingOptions(DraftingOptions):
             "--drafter",
             "-d",
             help="See `specds drafters` for the names; auto takes all that the stores have.",
+            autocompletion=_drafters,
             show_default="auto",
         ),
     ] = None

@@ -28,7 +28,10 @@ def tune(
     ] = None,
     group: Annotated[str | None, typer.Option(help="The prompts' field that tells tasks apart.")] = None,
     trials: Annotated[int, typer.Option(min=1, help="Most settings tried of a method.")] = 40,
-    held_out: Annotated[float, typer.Option(help="Share of each group's prompts kept for the estimate.")] = 1 / 3,
+    held_out: Annotated[
+        float,
+        typer.Option(help="Share of each group's prompts kept for the estimate; default: a third.", show_default=False),
+    ] = 1 / 3,
     max_new_tokens: options.RecordedLength = None,
     as_json: options.Json = False,
 ) -> None:

@@ -57,6 +57,8 @@ _READERS = ".readers"
 _OURS = ("corpus", "suffix", "dense")
 _PATIENCE = 2.0
 _MOST_HISTORY = 1_000
+# What the command line takes options from, beside its words.
+_OPTION = "SPECDS_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,10 +452,11 @@ def require_place(path: Path) -> None:
 
 
 def provenance() -> Provenance:
-    """How the running command would be repeated: its command line, the version, and the date."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    """How the running command would be repeated: options from the environment, its line, the version, and the date."""
+    options = [f"{name}={shlex.quote(value)}" for name, value in sorted(os.environ.items()) if name.startswith(_OPTION)]
+    words = [*options, shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])]
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return Provenance(shlex.join(words)[:2000].encode("utf-8", "replace").decode(), __version__, now)
+    return Provenance(" ".join(words)[:2000].encode("utf-8", "replace").decode(), __version__, now)
 
 
 def made(what: str) -> Change:

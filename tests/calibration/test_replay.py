@@ -284,7 +284,7 @@ def test_answers_to_other_prompts_are_refused(run_cli: Run, asked: Path, tmp_pat
     run_cli(*replaying, "-p", asked).refused("no answers")
     answers.write_text('{"id": "p0", "text": "", "tokens": [4000], "prompt_tokens": 7}\n')
     run_cli(*replaying, "-p", asked).refused("no token ids")
-    run_cli(*replaying, "-p", asked, "--cost", other).refused("no cost curve")
+    run_cli(*replaying, "-p", asked, "--cost", other).refused("not a valid cost curve")
     run_cli(*replaying, "-p", asked, "--cost", tmp_path).refused("steps.parquet")
 
 

@@ -449,7 +449,7 @@ def test_a_profile_is_shown_kept_and_used(run_cli: Run, tiny_directory: Path, pr
     result = run_cli("profile", *model, "--tokens", "1,4,16", "--contexts", "8,64", "--repeats", 2)
     assert result.code == 0, result
     assert "T(n)" in result.out
-    assert "behind 64" in result.out
+    assert "at 64" in result.out
     path = Path(result.err.split("kept in ")[1].strip())
     kept = json.loads(path.read_text())
     assert (kept["rows"], kept["contexts"]) == ([1, 4, 16], [8, 64])

@@ -95,10 +95,14 @@ def test_the_model_and_any_option_come_from_the_environment_and_the_command_line
     assert all(len(record["tokens"]) <= 3 for record in result.records)
     longer = run_cli("decode", "-p", prompts, "-d", "pld", "--max-new-tokens", 5).records
     assert max(len(record["tokens"]) for record in longer) > 3
+    run_cli("generate", prompts, "-s", tmp_path / "own.ds", "--max-new-tokens", 2)
+    (part,) = run_cli("inspect", tmp_path / "own.ds", "--json").records[0]["corpus"]
+    assert f"SPECDS_MODEL={tiny_directory} specds generate " in part["command"]
     # The command's own variable counts more than that of all commands.
     monkeypatch.setenv("SPECDS_MODEL", str(tmp_path / "no-such-model"))
     monkeypatch.setenv("SPECDS_DECODE_MODEL", str(tiny_directory))
-    assert run_cli("decode", "-p", prompts, "-d", "pld").records == result.records
+    again = run_cli("decode", "-p", prompts, "-d", "pld").records
+    assert [record["tokens"] for record in again] == [record["tokens"] for record in result.records]
     run_cli("generate", prompts, "-s", tmp_path / "s.ds").refused("no-such-model")
     monkeypatch.setenv("SPECDS_DECODE_LIMIT", "few")
     refused = run_cli("decode", "-p", prompts)
@@ -138,3 +142,6 @@ def test_shells_complete_options(run_cli: Run, monkeypatch: pytest.MonkeyPatch) 
     completed = run_cli()
     assert completed.code == 0
     assert {"--prompts", "--prompt-file", "--prompt-field"} == set(completed.out.split())
+    monkeypatch.setenv("COMP_WORDS", "specds decode -d pl")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    assert {"pld", "pld-plus"} == set(run_cli().out.split())
