@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specds.caches import cache_directory
 from specds.datastore import ann, trial
 from specds.datastore.ann_files import IndexShape, check_contents
 from specds.datastore.store import open_store
@@ -304,9 +307,13 @@ def test_an_index_that_its_library_cannot_open_is_refused(
 def test_where_nothing_can_be_kept_it_is_tried_out_again_and_said(
     elsewhere: Path, tmp_path: Path, deadly: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder into which others may write is no place to trust, either."""
-    (tmp_path / "known").mkdir(mode=0o777)
-    (tmp_path / "known").chmod(0o777)
+    """A folder into which others may write is not to be trusted, either."""
+    monkeypatch.setattr(trial, "known_directory", lambda: cache_directory("indexes"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    for folder in (tmp_path / "cache" / "specds", tmp_path / "temporary" / f"specds-{os.geteuid()}"):
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)
     store = open_store(elsewhere)
     segment = store.manifest.dense[0]
     with pytest.warns(Notice, match="XDG_CACHE_HOME"):
