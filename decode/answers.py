@@ -166,7 +166,7 @@ def _read(path: Path, file: BinaryIO) -> tuple[list[Held], int]:
             held.append(Held(str(record["id"]), str(record["key"]), "error" in record))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InputError(
-                f"{path} line {len(held) + 1} is no answer of `specds decode`", "choose another --output"
+                f"{path} line {len(held) + 1} is not an answer of `specds decode`", "choose another --output"
             ) from error
         end += len(line)
     return held, end

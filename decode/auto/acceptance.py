@@ -119,7 +119,7 @@ def load_acceptance(path: Path) -> Acceptance:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(
-            f"{path} is no calibration of drafts: {str(why)[:200]}", "`specds calibrate-drafts` writes one"
+            f"{path} is not a calibration of drafts: {str(why)[:200]}", "`specds calibrate-drafts` writes one"
         ) from error
 
 

@@ -31,7 +31,7 @@ def unsupported(model: LanguageModel) -> str | None:
     if getattr(model.config, "mlp_bias", False):
         return "its MLP has biases"
     if model.config.intermediate_size % LANES:
-        return f"its intermediate size is no multiple of {LANES}"
+        return f"its intermediate size is not a multiple of {LANES}"
     return None
 
 

@@ -141,7 +141,7 @@ class RecordedTarget:
         Raises:
             UsageError: always: there is no model here.
         """
-        raise UsageError("a recorded answer is no draft model", "measure drafter model with `specds decode`")
+        raise UsageError("a recorded answer is not a draft model", "measure drafter model with `specds decode`")
 
     def _rows(self, rows: list[int], places: list[int], count: int) -> Forward:
         if self._reading is None:

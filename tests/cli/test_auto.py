@@ -56,8 +56,8 @@ def test_calibrated_drafts_lie_beside_the_store_and_are_used(
     beside.write_text("{}")
     broken = run_cli("decode", "-p", prompts, "-s", store, *tiny_options)
     assert (broken.code, broken.out) == (1, "")
-    assert "is no calibration of drafts" in broken.err
-    assert "is no calibration of drafts" in run_cli("inspect", store).err
+    assert "is not a calibration of drafts" in broken.err
+    assert "is not a calibration of drafts" in run_cli("inspect", store).err
 
 
 def test_the_shipped_drafts_are_shown_where_a_store_has_none(run_cli: Run, stocked: dict[str, Path]) -> None:

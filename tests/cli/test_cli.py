@@ -327,7 +327,7 @@ def test_a_file_that_holds_no_answers_is_not_written_over(
         "[" * 100_000 + "\n",
     ):
         (tmp_path / "diary").write_text(content)
-        run_cli("decode", "-p", prompts, "-o", tmp_path / "diary", *tiny_options).refused("line 1 is no answer")
+        run_cli("decode", "-p", prompts, "-o", tmp_path / "diary", *tiny_options).refused("line 1 is not an answer")
         assert (tmp_path / "diary").read_text() == content
 
 

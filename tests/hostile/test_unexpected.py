@@ -313,7 +313,7 @@ def limited(kind: int, limit: int, *argv: object) -> str:
 
 def test_too_little_memory_and_too_few_files_are_called_so(stocked: dict[str, Path], options: list[object]) -> None:
     store = stocked["scann"]
-    assert limited(resource.RLIMIT_AS, 700_000 << 10, "inspect", store).startswith("error: not enough memory")
+    assert limited(resource.RLIMIT_AS, 300_000 << 10, "inspect", store).startswith("error: not enough memory")
     said = limited(resource.RLIMIT_NOFILE, 8, "decode", "-p", Path(__file__), "-s", store, *options)
     assert said.startswith("error: too many open files")
     assert "ulimit -n" in said

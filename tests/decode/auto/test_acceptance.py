@@ -96,7 +96,7 @@ def test_what_lies_beside_a_store_is_taken_for_its_own_model(tmp_path: Path) -> 
     assert choose_acceptance("", [tmp_path / "other.ds", store], "mine").about["fingerprint"] == "mine"
     assert choose_acceptance("", [store], "another") is shipped()
     assert choose_acceptance(str(calibration_path(store)), [], "another").about["fingerprint"] == "mine"
-    with pytest.raises(InputError, match="is no calibration of drafts"):
+    with pytest.raises(InputError, match="is not a calibration of drafts"):
         choose_acceptance(str(tmp_path / "none.json"), [], "mine")
 
 
@@ -144,7 +144,7 @@ BROKEN: list[tuple[str, Any]] = [
 def test_a_broken_file_is_refused_by_name(name: str, value: Any, whole: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text(json.dumps({**whole, name: value}))
-    with pytest.raises(InputError, match=r"bad\.json is no calibration of drafts"):
+    with pytest.raises(InputError, match=r"bad\.json is not a calibration of drafts"):
         load_acceptance(path)
 
 
@@ -152,7 +152,7 @@ def test_a_broken_file_is_refused_by_name(name: str, value: Any, whole: dict[str
 def test_other_content_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match="is no calibration of drafts"):
+    with pytest.raises(InputError, match="is not a calibration of drafts"):
         load_acceptance(path)
 
 
