@@ -63,6 +63,7 @@ class Growing(RuleBasedStateMachine):
         self.tokenizer = wrap_tokenizer(make_tokenizer(), "tiny")
         self.held: Held = {}
         self.indexed: set[str] = set()
+        self.removed: set[str] = set()
         self.number = 0
 
     def teardown(self) -> None:
@@ -100,6 +101,9 @@ class Growing(RuleBasedStateMachine):
         if any(one[0] == source for one in self.held.values()):
             remove(open_store(self.path), sources=[source])
             self.held = {name: one for name, one in self.held.items() if one[0] != source}
+            self.removed.add(source)
+        elif source in self.removed:
+            assert remove(open_store(self.path), sources=[source]).done
         else:
             with pytest.raises(UsageError):
                 remove(open_store(self.path), sources=[source])
@@ -147,7 +151,8 @@ class Growing(RuleBasedStateMachine):
         merger = merge([open_store(self.path), open_store(other.path)], out)
         assert merger.twice == (twins and bool(self.held))
         self.held |= made
-        self.path = out
+        # A merged store has a history of its own.
+        self.path, self.removed = out, set()
 
     @invariant()
     def it_answers_as_the_documents_say(self) -> None:
