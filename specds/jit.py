@@ -39,7 +39,7 @@ def compiled_inside(function: F) -> F:
 
     Such a function makes no array and returns none, slices included; the first is refused, the second is not.
     """
-    return cast(F, numba.njit(cache=True, nogil=True, _nrt=False)(function))
+    return cast(F, _cached(numba.njit(nogil=True, _nrt=False)(function), function))
 
 
 def compiled_loosely(function: F) -> F:
