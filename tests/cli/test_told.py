@@ -84,7 +84,7 @@ def test_decode_ends_with_the_runtime_the_speed_and_the_first_failure(
         assert result.code == 1
         assert ("generic" if "generic" in arguments else "cpu") + " runtime" in result.err
         (speed,) = re.findall(r"about (\d+\.\d\d) × plain decoding", result.err)
-        assert 0 < float(speed) < 20
+        assert float(speed) > 0
         (line,) = (line for line in result.err.splitlines() if "failed; the first" in line)
         assert "2 of 8" in line
         assert "blank" in line

@@ -283,7 +283,8 @@ def test_a_refused_draft_says_what_helps(
     values.tofile(file)
     reseal(store)
     text = " ".join(f"w{n}" for n in range(123)) + "\n"
-    argv = ["decode", "-p", "-", "-s", store, "-d", "rest", "--set", "min_match=1", "--max-new-tokens", 40, *options]
+    argv = ["decode", "-p", "-", "-s", store, "-d", "rest", "--set", "min_match=1", "--budget", 8]
+    argv += ["--max-new-tokens", 40, *options]
     run_cli(*argv, stdin=text).refused(str(store), "specds verify", "specds rebuild")
     assert run_cli("verify", store).code == 1
     assert run_cli("rebuild", store, "--suffix-only").code == 0
