@@ -36,6 +36,9 @@ settings.load_profile("compiled")
 VOCABULARY = 128
 STOP = 1
 
+# How long, and where, the hunt of `tests/hostile/test_mutations.py` looks.
+HUNT = ("SPECDS_MUTATIONS", "SPECDS_SEED")
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ' ' + message['content'] + ' ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant' }}{% endif %}"
@@ -132,6 +135,15 @@ def fill(store: Store, documents: Sequence[tuple[Sequence[int], Sequence[int]]],
 
 
 @pytest.fixture(autouse=True, scope="session")
+def no_settings() -> Iterator[None]:
+    """What whoever runs the tests has set for `specds` is not in force; what a test sets is."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("SPECDS_") and name not in HUNT]:
+            patch.delenv(name)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Cost curves and known indexes of tests stay out of the user's cache."""
     folder = tmp_path_factory.mktemp("profiles")
@@ -189,9 +201,6 @@ def smollm() -> LanguageModel:
 def run_cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command line in this process: `run_cli("decode", "-p", path, stdin="…")` gives code, stdout and stderr."""
     from specds.cli.main import run
-
-    for name in [name for name in os.environ if name.startswith("SPECDS_")]:
-        monkeypatch.delenv(name)
 
     def call(*arguments: object, stdin: str | bytes = "") -> Result:
         data = stdin.encode() if isinstance(stdin, str) else stdin
