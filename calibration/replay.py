@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from specds.calibration.answers import Recorded
-from specds.decode.assembly import Library, drafter_class, prepare, verifier_class
+from specds.decode.assembly import Library, drafter_class, prepare
 from specds.decode.contracts import Captures, Drafter, Signal, Step, Target, Use
 from specds.decode.counters import Counters
 from specds.decode.loop import decode
@@ -18,6 +18,7 @@ from specds.decode.pricing.budget import Budget
 from specds.decode.pricing.curve import CostCurve
 from specds.decode.targets import make_target
 from specds.decode.targets.recorded import PER_ANSWER, Reading, RecordedTarget, read
+from specds.decode.verifiers import verifier_class
 from specds.decode.verifiers.recorded import Recorded as Verifier
 from specds.errors import UsageError
 from specds.model import LanguageModel

@@ -12,14 +12,14 @@ from specds.datastore.corrections import read_table
 from specds.datastore.dense import DenseIndex
 from specds.datastore.store import Store, open_store
 from specds.datastore.suffix import SuffixIndex
-from specds.decode.contracts import NO_RESOURCES, Captures, Drafter, Resources, Signal, Use, Verifier
+from specds.decode.contracts import NO_RESOURCES, Captures, Drafter, Resources, Signal, Use
 from specds.decode.draft_model import DraftDecoder
 from specds.decode.drafters import DRAFTERS
 from specds.decode.method import Method
 from specds.decode.pricing.budget import Adaptive, Budget, Fixed
 from specds.decode.pricing.curve import Prices
 from specds.decode.registry import load, parse_options
-from specds.decode.verifiers import VERIFIERS, verifier_name
+from specds.decode.verifiers import verifier_class
 from specds.decode.warm_up import warm_up
 from specds.errors import CorruptStore, UsageError
 from specds.model import LanguageModel
@@ -33,16 +33,6 @@ def drafter_class(name: str) -> type[Drafter]:
         UsageError: there is none of that name.
     """
     kind: type[Drafter] = load(DRAFTERS, name, "drafter")
-    return kind
-
-
-def verifier_class(name: str, sampling: Sampling) -> type[Verifier]:
-    """A registered verifier; for `auto` the lossless one that fits the temperature.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
-    kind: type[Verifier] = load(VERIFIERS, verifier_name(name, sampling), "verifier")
     return kind
 
 

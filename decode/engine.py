@@ -9,7 +9,7 @@ from typing import Any
 from specds.datastore.corrections import Pair
 from specds.datastore.manifest import Identity
 from specds.datastore.store import Store
-from specds.decode.assembly import Assembly, check_method, drafter_class, prepare
+from specds.decode.assembly import Assembly, drafter_class, prepare
 from specds.decode.contracts import Drafter, Step, Target, Use, Verifier
 from specds.decode.counters import Counters
 from specds.decode.draft_model import SKIP_HALF, DraftDecoder, draft_model_of, drafting_noise, load_draft_model
@@ -98,7 +98,6 @@ class Engine:
     _runtime: str = field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
-        check_method(self.method, self.sampling)
         prepared = prepare(self.method, self.model)
         runtime = self._runtime = choose_runtime(self.model, self.runtime)
         drafting = load_draft_model(self.method.draft_model, self.model)

@@ -26,6 +26,16 @@ def verifier_name(name: str, sampling: Sampling) -> str:
     return name if name != "auto" else "greedy" if sampling.greedy else "sampling"
 
 
+def verifier_class(name: str, sampling: Sampling) -> type[Verifier]:
+    """A registered verifier; for `auto` the lossless one that fits the temperature.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    kind: type[Verifier] = load(VERIFIERS, verifier_name(name, sampling), "verifier")
+    return kind
+
+
 def make_verifier(
     name: str, sampling: Sampling, settings: Mapping[str, str] | None = None, pair: Pair | None = None
 ) -> Verifier:
@@ -40,7 +50,6 @@ def make_verifier(
         InputError, CorruptTable, ForeignTable: the correction table that it reads.
     """
     name = verifier_name(name, sampling)
-    found = load(VERIFIERS, name, "verifier")
-    options = parse_options(found.Options, settings or {}, f"verifier {name}")
-    verifier: Verifier = found(options, sampling, pair)
-    return verifier
+    kind = verifier_class(name, sampling)
+    options = parse_options(kind.Options, settings or {}, f"verifier {name}")
+    return kind(options, sampling, pair)
