@@ -81,27 +81,76 @@ class Captures:
     top: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """What one pass of the target over (last token + draft) gives.
+class Slot(Protocol):
+    """A request's place in a target's key-value cache.
 
     Attributes:
-        logits: float[n + 1, vocabulary] on the target's device: row 0 follows the last committed token,
-            row i + 1 follows draft node i. A prefill gives one row.
-        hidden: float[n + 1, d], the final-normed hidden states of the same rows; None unless captured.
+        tokens: the committed tokens that it holds.
+    """
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What one request asks of a pass: tokens to be put into its slot behind those that it holds.
+
+    Attributes:
+        slot: whose.
+        tokens: int32[n], n ≥ 1.
+        parents: int32[n]; parents[i] < i, or -1 for what follows the last token held. None: each follows the one before.
+        wanted: of how many tokens, the last ones, logits are wanted.
+    """
+
+    slot: Slot
+    tokens: NDArray[np.int32]
+    parents: NDArray[np.int32] | None
+    wanted: int
+
+    @classmethod
+    def chain(cls, slot: Slot, tokens: Sequence[int], wanted: int = 1) -> Item:
+        """Part of a prompt, or whatever else has no branches."""
+        return cls(slot, np.array(tokens, np.int32), None, wanted)
+
+    @classmethod
+    def draft(cls, slot: Slot, last: int, draft: Draft) -> Item:
+        """The last committed token, which is row 0, and behind it a draft, whose node i is row i + 1."""
+        tokens, parents = np.empty(len(draft) + 1, np.int32), np.empty(len(draft) + 1, np.int32)
+        tokens[0], parents[0] = last, -1
+        tokens[1:] = draft.tokens
+        np.add(draft.parents, 1, out=parents[1:])
+        return cls(slot, tokens, parents if len(draft) else None, len(tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What one pass of the target gives: of each item in turn the rows that were wanted.
+
+    Attributes:
+        logits: float[rows, vocabulary] on the target's device: a row of an item says what follows its token.
+        hidden: float[rows, d], the final-normed hidden states of the same rows; None unless captured.
+        ends: int[items + 1], ascending from 0: the rows of item i are ends[i] … ends[i + 1] - 1.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor | None = None
+    ends: Sequence[int] = ()
+
+    def of(self, item: int) -> Forward:
+        """The rows of one item."""
+        rows = slice(self.ends[item], self.ends[item + 1])
+        hidden = None if self.hidden is None else self.hidden[rows]
+        return Forward(self.logits[rows], hidden, (0, rows.stop - rows.start))
 
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """What a target keeps of all tokens that are in its cache; valid until the next pass.
+    """What a target keeps of tokens that a slot holds.
 
     Attributes:
-        layer: float32[length, d], the residual stream behind the captured layer; None unless captured.
-        top: int32[length, TOP], the likeliest tokens after each; None unless captured.
+        layer: float32[m, d], the residual stream behind the captured layer; None unless captured.
+        top: int32[m, TOP], the likeliest tokens after each; None unless captured.
     """
 
     layer: NDArray[np.float32] | None = None
@@ -303,24 +352,44 @@ class Verifier(Protocol):
 
 
 class Target(Protocol):
-    """The model whose text is wanted, with its key-value cache for one request."""
+    """The model whose text is wanted, with the key-value cache of all requests that are being answered.
 
-    def prefill(self, tokens: Sequence[int]) -> Forward:
-        """Start a request: what of the prompt is not in the cache yet; logits and hidden state of its last token."""
+    Attributes:
+        chunk: tokens of prompts that one pass takes at best.
+    """
 
-    def forward(self, last: int, draft: Draft) -> Forward:
-        """One masked pass over the last committed token and the draft, put into the cache behind the committed text.
+    chunk: int
 
-        Its results are valid until the next pass. A draft that is not committed is forgotten.
+    def open(self, prompt: Sequence[int], length: int) -> Slot | None:
+        """A slot for a request; it holds already what other requests computed of the prompt, its last token never.
+
+        Args:
+            prompt: at least one token.
+            length: how many tokens prompt and answer may have together.
+
+        Returns:
+            None where other slots must be closed first.
+
+        Raises:
+            PromptError: there will never be room for so many.
         """
 
-    def commit(self, path: Sequence[int]) -> None:
-        """Keep the last token's cache entry and those of the accepted path; forget the rest of the draft."""
+    def close(self, slot: Slot) -> None:
+        """The request is done. What it held may serve later ones, as long as there is room."""
 
-    def layer_skip(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+    def forward(self, items: Sequence[Item]) -> Forward:
+        """One masked pass over the tokens of all items, of different slots. Its results are valid until the next pass.
+
+        What is not committed is forgotten.
+        """
+
+    def commit(self, slot: Slot, rows: Sequence[int]) -> None:
+        """Hold some of the tokens of the slot's item in the last pass: a branch of it, ascending; forget the others."""
+
+    def layer_skip(self, slot: Slot, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
         """Logits, float[vocabulary], of a pass that leaves layers out: what the model itself would draft.
 
-        It looks at the cache of the committed text, and of the tokens drafted so before it; what it puts behind them is
+        It looks at what the slot holds, and at the tokens drafted so before it; what it puts behind them is
         overwritten by the next pass.
 
         Args:
@@ -329,8 +398,8 @@ class Target(Protocol):
             skip: layers left out, 0 the first. The first and the last are never.
         """
 
-    def activations(self) -> Activations:
-        """What the captures keep of all that was prefilled and committed."""
+    def activations(self, slot: Slot, start: int = 0) -> Activations:
+        """What the captures keep of the tokens that a slot holds, from the one at `start` on."""
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """float32[m, d]: input embeddings of m token ids."""

@@ -81,19 +81,6 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def check_tokens(self, vocabulary: int) -> None:
-        """Refuse tokens that the model does not have.
-
-        Raises:
-            CorruptStore: there is one; it can only come from a damaged datastore.
-        """
-        if len(self) and not 0 <= int(self.tokens.min()) <= int(self.tokens.max()) < vocabulary:
-            raise CorruptStore(
-                f"a draft holds token ids from {self.tokens.min()} to {self.tokens.max()}, "
-                f"and the model has {vocabulary:,}",
-                "`specds verify` says in which file; `specds rebuild` makes the indexes again from the corpus",
-            )
-
     def depths(self) -> NDArray[np.int32]:
         """int32[n]: 1 for children of the last committed token, and so on down."""
         depths: NDArray[np.int32] = _depths(self.parents)
@@ -140,6 +127,19 @@ class Draft:
             self.score[kept],
             None if self.q is None else self.q[kept],
             None if self.origin is None else self.origin.keep(kept),
+        )
+
+
+def check_tokens(tokens: NDArray[np.integer], vocabulary: int) -> None:
+    """Refuse tokens that the model does not have.
+
+    Raises:
+        CorruptStore: there is one; it can only come from a damaged datastore.
+    """
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+        raise CorruptStore(
+            f"a draft holds token ids from {tokens.min()} to {tokens.max()}, and the model has {vocabulary:,}",
+            "`specds verify` says in which file; `specds rebuild` makes the indexes again from the corpus",
         )
 
 

@@ -10,7 +10,7 @@ import torch
 from numba import float32
 from numpy.typing import NDArray
 
-from specds.decode.targets.kernels import exponential
+from specds.decode.targets.elementwise import exponential
 from specds.decode.targets.microkernel import LANES, address, largest
 from specds.jit import compiled, compiled_loosely
 

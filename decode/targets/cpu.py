@@ -9,13 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Activations, Captures, Forward
-from specds.decode.draft import Draft
+from specds.decode.contracts import Activations, Captures, Forward, Item
+from specds.decode.draft import check_tokens
+from specds.decode.targets import attention as a
 from specds.decode.targets import kernels as k
 from specds.decode.targets import layout
-from specds.decode.targets.held import Held
+from specds.decode.targets.held import Held, most_wanted
 from specds.decode.targets.llama import packed, rotary_table, unsupported, without
+from specds.decode.targets.memory import Arena, memory_for
 from specds.decode.targets.microkernel import LANES, ROWS
+from specds.decode.targets.pages import PAGE, PagedSlot, Pages
 from specds.decode.targets.team import Team
 from specds.errors import UnsupportedModel
 from specds.model import LanguageModel
@@ -31,14 +34,24 @@ _compiled = threading.Event()
 class CpuTarget:
     """A Llama, Mistral, Qwen2 or Qwen3 in float32 on the CPU, its weights packed once.
 
-    A row's result is the same number bit by bit whatever stands beside it in a pass, so that a drafted text is the
-    plain one exactly. A prompt that begins like the request before it is computed from where they part.
+    A row's result is the same number bit by bit whatever stands beside it in a pass, of whatever request, so that a
+    drafted text is the plain one exactly. Prompts that begin alike share what is computed of the beginning.
+
+    Args:
+        memory: bytes of the key-value cache, at most; None: half of what is free.
 
     Raises:
         UnsupportedModel: another architecture, device or dtype.
     """
 
-    def __init__(self, model: LanguageModel, captures: Captures | None = None, *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        captures: Captures | None = None,
+        *,
+        memory: int | None = None,
+        threads: int | None = None,
+    ) -> None:
         if reason := unsupported(model):
             raise UnsupportedModel(f"the cpu runtime cannot run {model.name}: {reason}", "use --runtime generic")
         self._captures = captures or Captures()
@@ -47,59 +60,61 @@ class CpuTarget:
         self._packed = packed(model)
         self._vocabulary = model.config.vocab_size
         self._config = model.config
+        self.chunk = most_wanted(_CHUNK, self._vocabulary, self._captures)
         self._line = -(-self._vocabulary // LANES) * LANES
         self._logits = np.zeros(self._line, np.float32)
         self._team = Team(threads or torch.get_num_threads())
         self._arrived = np.zeros(8, np.int64)
         self._sketches: dict[frozenset[int], layout.Model] = {}
-        self._held = Held(self._captures, int(self._config.hidden_size), self._vocabulary)
-        self._room = 0
-        self._keys = self._values = np.empty(0, np.float32)
-        self._rows = 0
+        shape = self._packed.shape
+        self._lines = int(shape[layout.LAYERS] * shape[layout.KV_HEADS])
+        self._head = int(shape[layout.HEAD])
+        self._padded = -(-self._head // LANES) * LANES
+        self._page_keys, self._page_values = self._lines * PAGE * self._head, self._lines * PAGE * self._padded
+        self._arena = Arena(memory_for(memory), 4 * (self._page_keys + self._page_values))
+        count = self._arena.count
+        self._keys = self._arena.numbers[: count * self._page_keys]
+        self._values = self._arena.numbers[count * self._page_keys :]
+        self._pages = Pages(count, self._copy)
+        self._held = Held(self._captures, int(self._config.hidden_size))
+        self._room = self._rows = 0
         self._reserve(_GRAIN)
         self._make_space(1)
 
-    def prefill(self, tokens: Sequence[int]) -> Forward:
-        """The prompt's passes, a chunk at a time; logits and hidden state of its last token."""
-        start, most = self._held.begin(tokens), self._held.chunk(_CHUNK)
-        while start < len(tokens):
-            chunk = tokens[start : start + most]
-            rows = len(chunk)
-            asked = rows if self._captures.top else int(start + rows == len(tokens))
-            lineage = np.where(np.tri(rows, dtype=np.bool_), np.arange(rows), -1).astype(np.int32)
-            result, states = self._run(np.array(chunk, np.int64), lineage, np.arange(rows), start, asked)
-            self._held.extend(chunk, result.logits, states)
-            start += rows
-        hidden = None if result.hidden is None else result.hidden[-1:]
-        return Forward(result.logits[-1:], hidden)
+    def open(self, prompt: Sequence[int], length: int) -> PagedSlot | None:
+        """See `Target.open`."""
+        return self._pages.open(prompt, length)
 
-    def forward(self, last: int, draft: Draft) -> Forward:
-        """One pass over the last committed token and n draft nodes: n + 1 rows of logits, valid until the next pass."""
-        draft.check_tokens(self._vocabulary)
-        pending = np.array(self._held.stage(last, draft), np.int64)
-        result, states = self._run(pending, *_lineage(draft), len(self._held), asked=len(draft) + 1)
-        self._held.record(result.logits, states)
+    def close(self, slot: PagedSlot) -> None:
+        """See `Target.close`."""
+        self._pages.close(slot)
+
+    def forward(self, items: Sequence[Item]) -> Forward:
+        """See `Target.forward`.
+
+        Raises:
+            CorruptStore: a drafted token is none of the model's.
+        """
+        result, states = self._run(items, [len(item.slot) for item in items])
+        self._held.record(items, result, states)
         return result
 
-    def commit(self, path: Sequence[int]) -> None:
-        """Cut the cache back to the committed text: the last token and the accepted path."""
-        start = len(self._held)
-        rows = np.array(self._held.commit(path), np.int64)
-        shape = self._packed.shape
-        layers, kv_heads = int(shape[layout.LAYERS]), int(shape[layout.KV_HEADS])
-        k.compact(layers, kv_heads, int(shape[layout.HEAD]), self._keys, self._values, self._room, start, rows)
+    def commit(self, slot: PagedSlot, rows: Sequence[int]) -> None:
+        """See `Target.commit`."""
+        self._move(slot, len(slot), rows)
+        self._held.commit(slot, rows)
+        self._pages.extend(slot, slot.staged[rows].tolist())
 
-    def layer_skip(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+    def layer_skip(self, slot: PagedSlot, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
         """See `Target.layer_skip`."""
         if skip not in self._sketches:
             self._sketches[skip] = without(self._packed, skip)
-        alone = np.zeros((1, 1), np.int32), np.zeros(1, np.int64)
-        start = len(self._held) + ahead
-        return self._run(np.array([token]), *alone, start, 1, self._sketches[skip])[0].logits[0]
+        item = Item.chain(slot, [token])
+        return self._run([item], [len(slot) + ahead], self._sketches[skip])[0].logits[0]
 
-    def activations(self) -> Activations:
-        """What the captures keep of all that was prefilled and committed."""
-        return self._held.activations
+    def activations(self, slot: PagedSlot, start: int = 0) -> Activations:
+        """See `Target.activations`."""
+        return self._held.activations(slot, start)
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """float32[m, d]: input embeddings of m token ids."""
@@ -108,46 +123,89 @@ class CpuTarget:
             tensor = self._model.tensor("model.embed_tokens.weight")
             assert tensor is not None  # it was packed
             self._embedding = tensor.detach()
-        found: NDArray[np.float32]
+        rows: NDArray[np.float32]
         if self._embedding.dtype == torch.float32:
-            found = self._embedding.numpy()[tokens]
+            rows = self._embedding.numpy()[tokens]
         else:
-            found = self._embedding[torch.from_numpy(tokens.astype(np.int64))].float().numpy()
-        return found
+            rows = self._embedding[torch.from_numpy(tokens.astype(np.int64))].float().numpy()
+        return rows
 
     def _run(
-        self,
-        tokens: NDArray[np.int64],
-        lineage: NDArray[np.int32],
-        depths: NDArray[np.int64],
-        start: int,
-        asked: int,
-        sketch: layout.Model | None = None,
+        self, items: Sequence[Item], starts: Sequence[int], sketch: layout.Model | None = None
     ) -> tuple[Forward, NDArray[np.float32] | None]:
-        model, rows = sketch or self._packed, len(tokens)
+        model = sketch or self._packed
         layer = 0 if sketch else self._captures.layer
-        self._reserve(start + rows)
-        self._make_space(rows)
-        positions = start + depths
-        cosine, sine = self._cosine[positions].reshape(-1), self._sine[positions].reshape(-1)
-        lows = _lows(model.table[:, layout.WINDOW], positions)
-        run = layout.Run(tokens, lineage, lows, cosine, sine, start, asked, layer)
+        tokens = np.concatenate([item.tokens for item in items], dtype=np.int64)
+        check_tokens(tokens, self._vocabulary)
+        sizes = [len(item.tokens) for item in items]
+        longest = 0
+        for item, start, size in zip(items, starts, sizes, strict=True):
+            self._pages.reserve(item.slot, start + size)
+            longest = max(longest, start + size)
+        self._reserve(longest)
+        self._make_space(len(tokens))
+        run, ends = self._plan(items, np.array(starts), np.array([0, *np.cumsum(sizes)]), tokens, layer)
+        asked = len(run.wanted)
         states = np.empty((asked, model.shape[layout.HIDDEN]), np.float32)
-        captured = np.empty((rows if layer else 0, model.shape[layout.HIDDEN]), np.float32)
+        captured = np.empty((len(tokens) if layer else 0, model.shape[layout.HIDDEN]), np.float32)
         # Rows of logits end on a whole panel; what is behind the vocabulary is never shown.
         if len(self._logits) < asked * self._line:
             self._logits = np.zeros(asked * self._line, np.float32)
         logits = self._logits[: asked * self._line]
         self._compute(model, run, layout.Results(states, captured, logits))
         shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
-        result = Forward(shown, torch.from_numpy(states) if self._captures.hidden else None)
-        return result, captured if layer else None
+        hidden = torch.from_numpy(states) if self._captures.hidden else None
+        return Forward(shown, hidden, ends), captured if layer else None
+
+    def _plan(
+        self,
+        items: Sequence[Item],
+        starts: NDArray[np.int64],
+        first: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        layer: int,
+    ) -> tuple[layout.Run, list[int]]:
+        """What the kernels are told of a pass, and where the wanted rows of each item end."""
+        rows = len(tokens)
+        parents = np.empty(rows, np.int64)
+        wanted: list[NDArray[np.int64]] = []
+        ends = [0]
+        for number, item in enumerate(items):
+            begin, end = first[number], first[number + 1]
+            parents[begin:end] = np.arange(-1, end - begin - 1) if item.parents is None else item.parents
+            wanted.append(np.arange(end - item.wanted, end))
+            ends.append(ends[-1] + item.wanted)
+        lineage = np.full((rows, a.widest(parents, first)), -1, np.int32)
+        depths = np.empty(rows, np.int64)
+        a.branches(parents, first, lineage, depths)
+        positions = np.repeat(starts, np.diff(first)) + depths
+        bounds = np.zeros((self._team.size + 1, 2), np.int64)
+        threads = self._threads
+        a.share_attention(first, starts, int(self._packed.shape[layout.HEADS]), bounds[: threads + 1])
+        run = layout.Run(
+            tokens,
+            first,
+            starts,
+            np.array([item.slot.number for item in items]),
+            lineage,
+            _lows(self._packed.table[:, layout.WINDOW], positions),
+            self._cosine[positions].reshape(-1),
+            self._sine[positions].reshape(-1),
+            np.concatenate(wanted),
+            bounds,
+            layer,
+        )
+        return run, ends
+
+    @property
+    def _threads(self) -> int:
+        return self._team.size if _compiled.is_set() else 1
 
     def _compute(self, model: layout.Model, run: layout.Run, results: layout.Results) -> None:
         """The pass itself, on all threads."""
-        cache = layout.Cache(self._keys, self._values, self._room)
-        space = layout.Space(self._x, self._wide, self._mixed, self._own, self._scores)
-        threads = self._team.size if _compiled.is_set() else 1
+        cache = layout.Cache(self._keys, self._values, self._pages.table, self._lines)
+        space = layout.Space(self._x, self._wide, self._mixed, self._own, self._scores, self._room)
+        threads = self._threads
         self._arrived[0] = 0
 
         def work(thread: int) -> None:
@@ -162,25 +220,27 @@ class CpuTarget:
         self._team.run(work)
         _compiled.set()
 
+    def _move(self, slot: PagedSlot, start: int, rows: Sequence[int]) -> None:
+        """Rows of a pass behind `start` come to stand side by side."""
+        if len(rows) and rows[-1] != len(rows) - 1:
+            cache = layout.Cache(self._keys, self._values, self._pages.table, self._lines)
+            sizes = np.array([self._head, self._padded])
+            a.move(cache, sizes, self._pages.table[slot.number], start, np.array(rows, np.int64))
+
+    def _copy(self, source: int, target: int, count: int) -> None:
+        """The first tokens of a page into another."""
+        self._held.copy(source, target, count)
+        for numbers, size in ((self._keys, self._page_keys), (self._values, self._page_values)):
+            numbers[target * size : (target + 1) * size] = numbers[source * size : (source + 1) * size]
+
     def _reserve(self, length: int) -> None:
-        """Room for so many positions in the cache; it grows by half, and keeps what it holds."""
+        """Work space for texts of so many tokens; it grows by half."""
         if length <= self._room:
             return
-        shape = self._packed.shape
-        lines = int(shape[layout.LAYERS] * shape[layout.KV_HEADS])
-        head = int(shape[layout.HEAD])
-        panels = -(-head // LANES)
         room = max(length + _GRAIN, self._room * 3 // 2)
         room += -room % LANES
-        keys = np.zeros((lines, room // LANES, head, LANES), np.float32)
-        values = np.zeros((lines, panels, room, LANES), np.float32)
-        if self._room:
-            keys[:, : self._room // LANES] = self._keys.reshape(lines, -1, head, LANES)
-            values[:, :, : self._room] = self._values.reshape(lines, panels, self._room, LANES)
-        scores = np.zeros((self._team.size, ROWS * room), np.float32)
-        cosine, sine = rotary_table(self._config, room)
-        self._keys, self._values, self._scores = keys.reshape(-1), values.reshape(-1), scores
-        self._cosine, self._sine = cosine, sine
+        self._scores = np.zeros((self._team.size, ROWS * room), np.float32)
+        self._cosine, self._sine = rotary_table(self._config, room)
         self._room = room  # last: nothing checks sizes again
 
     def _make_space(self, rows: int) -> None:
@@ -201,21 +261,8 @@ class CpuTarget:
 
 
 def _lows(windows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[layers, n]: the first position that each row sees in each layer, by the layers' windows, 0 for none."""
+    """int64[layers, n]: the first held token that each row sees in each layer, by the layers' windows, 0 for none."""
     if not windows.any():
         return np.zeros((len(windows), len(positions)), np.int64)
     wide = windows[:, None]
     return np.where(wide > 0, np.maximum(positions[None] - wide + 1, 0), 0)
-
-
-def _lineage(draft: Draft) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """For the last committed token and each node: the rows of its branch, ascending, then -1; and its depth."""
-    rows = len(draft) + 1
-    lineage = np.full((rows, rows), -1, np.int32)
-    depths = np.zeros(rows, np.int64)
-    lineage[0, 0] = 0
-    for row, parent in enumerate(draft.parents + 1, 1):
-        depth = depths[row] = depths[parent] + 1
-        lineage[row, :depth] = lineage[parent, :depth]
-        lineage[row, depth] = row
-    return lineage, depths

@@ -40,39 +40,50 @@ class Model(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One pass over n tokens, after `start` committed ones.
+    """One pass over n tokens of m items, those of an item side by side.
 
     Attributes:
         tokens: int64[n].
-        lineage: int32[n, n]: for each row its branch among the pass's rows, ascending, itself last, then -1.
-        lows: int64[layers, n]: the first committed position that a row sees.
+        first: int64[m + 1], ascending from 0: the rows of item i are first[i] … first[i + 1] - 1.
+        starts: int64[m]: tokens that the item's slot holds.
+        lines: int64[m]: its line in the table of pages.
+        lineage: int32[n, w]: of each row its branch among the item's rows, counted from 0, ascending, itself last, then
+            -1. Of a row of a chain, whose branch is all rows up to it, -1 from the beginning.
+        lows: int64[layers, n]: the first held token that a row sees.
         cosine, sine: float32[n · head], rotary factors of each row's position.
-        start: committed tokens.
-        asked: of how many rows, the last ones, logits are wanted.
+        wanted: int64[k]: rows of which logits are wanted.
+        bounds: int64[threads + 1, 2]: where each thread's part of attention begins: an item, and which of its query rows
+            (key-value head by key-value head, row by row, head by head).
         layer: the one whose residual stream is captured, 1 the first; 0: none.
     """
 
     tokens: NDArray[np.int64]
+    first: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lines: NDArray[np.int64]
     lineage: NDArray[np.int32]
     lows: NDArray[np.int64]
     cosine: NDArray[np.float32]
     sine: NDArray[np.float32]
-    start: int
-    asked: int
+    wanted: NDArray[np.int64]
+    bounds: NDArray[np.int64]
     layer: int
 
 
 class Cache(NamedTuple):
-    """Keys and values of `room` positions.
+    """Keys and values, page by page; in a page, line by line of layers · key-value heads.
 
     Attributes:
-        keys: float32[layers · key-value heads · room · head].
-        values: float32[layers · key-value heads · room · padded head].
+        keys: float32[pages · lines · PAGE · head], in panels of LANES positions, `[panel][dimension][lane]`.
+        values: float32[pages · lines · PAGE · padded head], in panels of LANES dimensions, `[panel][position][lane]`.
+        table: int32[slots, …]: the pages of each slot, in order.
+        lines: layers · key-value heads.
     """
 
     keys: NDArray[np.float32]
     values: NDArray[np.float32]
-    room: int
+    table: NDArray[np.int32]
+    lines: int
 
 
 class Space(NamedTuple):
@@ -81,7 +92,7 @@ class Space(NamedTuple):
     Attributes:
         x, wide, mixed: float32, shared by all threads: the residual stream, projections, attention's output.
         own: float32[threads, …]: each thread's normalised rows, and what attention keeps.
-        scores: float32[threads, ROWS · room].
+        scores: float32[threads, ROWS · room], of `room` positions.
     """
 
     x: NDArray[np.float32]
@@ -89,15 +100,16 @@ class Space(NamedTuple):
     mixed: NDArray[np.float32]
     own: NDArray[np.float32]
     scores: NDArray[np.float32]
+    room: int
 
 
 class Results(NamedTuple):
     """Where a pass puts what it found.
 
     Attributes:
-        states: float32[asked, hidden], final-normed.
+        states: float32[k, hidden], final-normed, of the rows that are wanted.
         captured: float32[n, hidden], the residual stream after the captured layer; float32[0, hidden] for none.
-        logits: float32[asked · padded vocabulary].
+        logits: float32[k · padded vocabulary].
     """
 
     states: NDArray[np.float32]
@@ -122,8 +134,9 @@ class Sizes(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Query rows first … last - 1 of a key-value head, whose keys stand in the cache's line `cached`."""
+    """Query rows first … last - 1 of an item and a key-value head, whose keys stand in the cache's line `cached`."""
 
+    item: int
     group: int
     cached: int
     first: int

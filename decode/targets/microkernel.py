@@ -58,7 +58,7 @@ def _everywhere(builder: Any, number: Any) -> Any:
 
 
 def _emit_product(
-    builder: Any, rows: int, panel: Any, x: Any, x_stride: Any, depth: Any, out: Any, stride: Any
+    builder: Any, rows: int, panel: Any, x: Any, x_stride: Any, depth: Any, out: Any, stride: Any, carry: Any
 ) -> None:
     """The loop for a number of rows known now, so that every sum has a register of its own."""
     fma = cgutils.get_or_insert_function(
@@ -68,8 +68,10 @@ def _emit_product(
     # LLVM keeps these in registers: their address is never taken.
     sums = [cgutils.alloca_once_value(builder, zero) for _ in range(rows)]
     starts = [builder.gep(x, [builder.mul(x_stride, _I64(row))]) for row in range(rows)]
-    for one in sums:
-        builder.store(zero, one)
+    carries = builder.icmp_signed("!=", carry, _I64(0))
+    for row, one in enumerate(sums):
+        so_far = _load(builder, out, builder.mul(stride, _I64(row)))
+        builder.store(builder.select(carries, so_far, zero), one)
     hint = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(ir.VoidType(), [_BYTES, *[ir.IntType(32)] * 3]), "llvm.prefetch.p0"
     )
@@ -87,9 +89,11 @@ def _emit_product(
 
 
 def _product(
-    typingctx: Any, rows: Any, panel: Any, x: Any, x_stride: Any, depth: Any, out: Any, out_stride: Any
+    typingctx: Any, rows: Any, panel: Any, x: Any, x_stride: Any, depth: Any, out: Any, out_stride: Any, carry: Any
 ) -> Any:
     """out[r, j] = Σ_k x[r, k] · panel[k, j] for r < rows ≤ ROWS, j < LANES; k strictly in order, fused multiply-adds.
+
+    Unless `carry` is 0, the sum goes on from what out[r, j] is: a sum cut into parts is the same number.
 
     The sum of an output is the same number whatever the other rows are and however many: that is what makes a
     drafted text equal to the plain one bit by bit.
@@ -108,7 +112,7 @@ def _product(
         builder.position_at_end(done)
         return context.get_dummy_value()
 
-    return types.void(types.intp, _POINTER, _POINTER, types.intp, types.intp, _POINTER, types.intp), codegen
+    return types.void(types.intp, _POINTER, _POINTER, types.intp, types.intp, _POINTER, types.intp, types.intp), codegen
 
 
 def _spread(number: float) -> Any:
@@ -245,7 +249,7 @@ def _give_way(typingctx: Any) -> Any:
     return types.void(), codegen
 
 
-product = cast(Callable[[int, Any, Any, int, int, Any, int], None], intrinsic(_product))
+product = cast(Callable[[int, Any, Any, int, int, Any, int, int], None], intrinsic(_product))
 gate = cast(Callable[[Any, Any], None], intrinsic(_gate))
 exponentials = cast(Callable[[Any, int, float], None], intrinsic(_exponentials))
 largest = cast(Callable[[Any, int], float], intrinsic(_largest))

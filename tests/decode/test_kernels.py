@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from specds.decode.targets.kernels import exponential, soften
+from specds.decode.targets.elementwise import exponential, soften
 from specds.decode.targets.microkernel import LANES, address, exponentials, gate, largest
 from specds.jit import compiled
 
