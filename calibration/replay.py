@@ -12,7 +12,7 @@ from specds.calibration.answers import Recorded
 from specds.decode.assembly import Library, drafter_class, prepare
 from specds.decode.contracts import Captures, Drafter, Signal, Step, Target, Use
 from specds.decode.counters import Counters
-from specds.decode.loop import decode
+from specds.decode.loop import decode_one
 from specds.decode.method import AUTO, Method
 from specds.decode.pricing.budget import Budget
 from specds.decode.pricing.curve import CostCurve
@@ -151,7 +151,7 @@ class Replay:
 
     def _one(self, drafting: _Drafting, answer: Recorded, readings: dict[Captures, Reading]) -> Replayed:
         steps = tuple(
-            decode(
+            decode_one(
                 self._target(drafting, answer, readings),
                 drafting.make(),
                 Verifier(answer.text),

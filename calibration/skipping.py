@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specds.decode.contracts import Target
-from specds.decode.draft import empty
+from specds.decode.contracts import Item, Target
 from specds.decode.draft_model import SKIP
 from specds.decode.pricing.curve import CostCurve
+from specds.decode.prompt import hold
 from specds.sampling import highest, unchecked
 
 _MOST_GAMMA = 8
@@ -87,20 +87,22 @@ def _judge(
     agreed, positions = np.zeros(len(candidates)), 0
     short, whole = [], []
     for prompt in prompts:
-        own = _argmax(target.prefill(prompt).logits[-1])
+        slot = hold(target, prompt[:-1], len(prompt) + tokens + 1)
+        own = prompt[-1]
         for _ in range(tokens):
             guesses = []
             for candidate in candidates:
                 began = time.perf_counter()
-                guesses.append(_argmax(target.layer_skip(own, 0, candidate)))
+                guesses.append(_argmax(target.layer_skip(slot, own, 0, candidate)))
                 short.append(time.perf_counter() - began)
             began = time.perf_counter()
-            following = _argmax(target.forward(own, empty()).logits[0])
+            following = _argmax(target.forward([Item.chain(slot, [own])]).logits[0])
             whole.append(time.perf_counter() - began)
-            target.commit(())
+            target.commit(slot, [0])
             agreed += np.array(guesses) == following
             positions += 1
             own = following
+        target.close(slot)
     return agreed / positions, float(np.median(short) / np.median(whole))
 
 

@@ -7,7 +7,8 @@ from collections import deque
 import numpy as np
 
 from specds.calibration.explanation import pass_line
-from specds.decode.engine import Answer, Engine
+from specds.decode.answering import Answer
+from specds.decode.engine import Engine
 
 # Forward passes, the latest ones, by which the speed of plain decoding is estimated where there is no cost curve.
 _PASSES = 100_000

@@ -11,7 +11,7 @@ from specds.cli import options
 
 if TYPE_CHECKING:
     from specds.datastore.store import Store
-    from specds.decode.engine import Answer
+    from specds.decode.answering import Answer
     from specds.model import LanguageModel
 
 # Logits of two float32 runtimes differ by less than this.

@@ -17,7 +17,8 @@ from specds.errors import InputError, OutputError, SpecdsError
 from specds.reading.prompts import BadRow, Prompt
 
 if TYPE_CHECKING:
-    from specds.decode.engine import Answer, Engine
+    from specds.decode.answering import Answer
+    from specds.decode.engine import Engine
 
 _OPENING = b'{"id": '
 

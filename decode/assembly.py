@@ -143,7 +143,7 @@ class Prepared:
     needs: frozenset[Signal]
     captures: Captures
 
-    def assemble(self, curve: Prices | None = None, draft_model: DraftDecoder | None = None) -> Assembly:
+    def assemble(self, curve: Prices | None = None) -> Assembly:
         """What the requests of one engine are made of.
 
         Args:
@@ -153,7 +153,7 @@ class Prepared:
             curve = None
         fingerprint = self.model.fingerprint
         shared = self.drafter.cross_request(self.options, curve, self.method.paths, fingerprint)
-        return Assembly(self, replace(self.resources, draft_model=draft_model, shared=shared), curve)
+        return Assembly(self, replace(self.resources, shared=shared), curve)
 
 
 def prepare(method: Method, model: LanguageModel, library: Library | None = None) -> Prepared:
@@ -177,8 +177,8 @@ class Assembly:
 
     Attributes:
         prepared: the drafter's class, options and indexes.
-        resources: those, the draft model, and what requests share.
-        budget: cuts drafts to size, request after request.
+        resources: those, and what requests share.
+        budget: cuts the drafts of all requests to size.
     """
 
     prepared: Prepared
@@ -194,11 +194,12 @@ class Assembly:
         if nodes is not None or self.curve is None:
             return Fixed(nodes or 0)
         shared = self.resources.shared
-        return Adaptive(self.curve) if shared is None else Fixed(shared.most)
+        return Adaptive(self.curve) if shared is None else Adaptive(self.curve, shared.terms, shared.most)
 
-    def make_drafter(self) -> Drafter:
-        """A drafter for one request."""
-        return self.prepared.drafter(self.prepared.options, self.resources)
+    def make_drafter(self, draft_model: DraftDecoder | None = None) -> Drafter:
+        """A drafter for one request, with a draft model for it."""
+        resources = self.resources if draft_model is None else replace(self.resources, draft_model=draft_model)
+        return self.prepared.drafter(self.prepared.options, resources)
 
     def warm_up(self) -> None:
         """Let a drafter and a budget of the same kind run on a made-up answer; see `warm_up`.
@@ -211,8 +212,8 @@ class Assembly:
         if not self.prepared.drafter.drafts or self.prepared.drafter.draft_model is Use.ALWAYS:
             return
         shared = self.resources.shared
-        own = replace(self.resources, draft_model=None, shared=None if shared is None else shared.fresh())
-        fresh = Assembly(self.prepared, own, self.curve)
+        own = replace(self.resources, shared=None if shared is None else shared.fresh())
+        fresh = Assembly(self.prepared, own, None if self.curve is None else self.curve.measured)
         with self.naming_stores():
             warm_up(fresh.make_drafter(), fresh.budget, self.prepared.model)
 

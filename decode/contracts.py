@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.decode.draft import Draft
+from specds.errors import ModelError
 from specds.sampling import Noise, Sampling
 
 if TYPE_CHECKING:
@@ -99,8 +100,9 @@ class Item:
     Attributes:
         slot: whose.
         tokens: int32[n], n ≥ 1.
-        parents: int32[n]; parents[i] < i, or -1 for what follows the last token held. None: each follows the one before.
-        wanted: of how many tokens, the last ones, logits are wanted.
+        parents: int32[n]; parents[i] < i, or -1 for what follows the last token held. None: each follows the last one.
+        wanted: of how many tokens, the last ones, logits are wanted; a target that captures the likeliest tokens gives
+            those of all.
     """
 
     slot: Slot
@@ -190,8 +192,25 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Case:
+    """A draft to be judged.
+
+    Attributes:
+        draft: n nodes.
+        logits: float[n + 1, vocabulary], rows as in `Item.draft`.
+        position: absolute position (0-based, prompt included) of the token that row 0 predicts.
+        noise: of the request.
+    """
+
+    draft: Draft
+    logits: torch.Tensor
+    position: int
+    noise: Noise
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass of the target and what came of it: a row of the trace.
+    """A request's part of one forward pass of the target and what came of it: a row of the trace.
 
     Attributes:
         index: 0 for the prefill, then 1, 2, …
@@ -201,10 +220,11 @@ class Step:
         tokens: the committed tokens: the accepted ones and the target's own, cut at a stop token.
         signals: what the drafter asked for.
         rescues: accepted nodes that the target had not picked.
-        draft_seconds, forward_seconds, verify_seconds, commit_seconds: wall time of each part. Fetching signals
-            counts as drafting. A GPU works while the CPU goes on, so that there the wait for the forward pass
-            shows up where its result is read, in verify_seconds.
+        draft_seconds, forward_seconds, verify_seconds, commit_seconds: wall time of each part; of a pass that others
+            share, in proportion to the query tokens. Fetching signals counts as drafting. A GPU works while the CPU
+            goes on, so that there the wait for the forward pass shows up where its result is read, in verify_seconds.
         asked: what the drafter asked for this draft, and the seconds of each; empty if it does not say.
+        forward_pass: number of the pass, counted from 0 over all requests; of a prompt its last one.
     """
 
     index: int
@@ -219,6 +239,7 @@ class Step:
     commit_seconds: float
     rescues: tuple[Rescue, ...] = ()
     asked: Mapping[str, float] = field(default_factory=dict)
+    forward_pass: int = 0
 
     @property
     def accepted(self) -> int:
@@ -318,7 +339,7 @@ class Drafter(Protocol):
 
 
 class Verifier(Protocol):
-    """Turns the target's logits over a draft into the accepted path, for one request after another.
+    """Turns the target's logits over a draft into the accepted path.
 
     Attributes:
         Options, summary: as a drafter's.
@@ -338,17 +359,22 @@ class Verifier(Protocol):
         pair: who drafts for whom; a correction table of another pair is refused.
         """
 
-    def start(self, noise: Noise) -> None:
-        """A new request, with its noise."""
-
-    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+    def verify(self, case: Case) -> Verdict:
         """Judge a draft.
 
-        Args:
-            draft: n nodes.
-            logits: float[n + 1, vocabulary] as in `Forward`.
-            position: absolute position (0-based, prompt included) of the token that row 0 predicts.
+        Raises:
+            ModelError: logits that are not numbers.
         """
+
+    def verify_all(self, cases: Sequence[Case]) -> list[Verdict | ModelError]:
+        """Judge the drafts of several requests, one after the other; of one that cannot be judged, why."""
+        verdicts: list[Verdict | ModelError] = []
+        for case in cases:
+            try:
+                verdicts.append(self.verify(case))
+            except ModelError as error:
+                verdicts.append(error)
+        return verdicts
 
 
 class Target(Protocol):

@@ -161,9 +161,13 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
+EMPTY = Draft(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
+"""The draft of nothing: a step over it is ordinary decoding."""
+
+
 def empty() -> Draft:
-    """The draft of nothing: a step over it is ordinary decoding."""
-    return Draft(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
+    """The draft of nothing."""
+    return EMPTY
 
 
 def chain(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Target
-from specds.decode.draft import empty
+from specds.decode.contracts import Item, Slot, Target
+from specds.decode.draft import common_prefix
 from specds.decode.targets import make_target
-from specds.errors import UsageError
+from specds.errors import ModelError, UsageError
 from specds.model import LanguageModel, load_model
 from specds.sampling import Noise, Sampling, numbers, pick, warp
 
@@ -32,31 +32,64 @@ class DraftModel(Protocol):
             ahead: how many of them were drafted since the last commit; grows by one from call to call.
         """
 
+    def close(self) -> None:
+        """The request is done."""
+
 
 class Separate:
-    """A model with a cache of its own; what it drafted and the target took is not computed again."""
+    """A model with a cache of its own; what it drafted and the target took is not computed again.
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    Args:
+        length: of the longest text.
+    """
+
+    def __init__(self, target: Target, length: int) -> None:
+        self._target, self._length = target, length
+        self._slot: Slot | None = None
 
     def logits(self, text: Sequence[int], ahead: int) -> torch.Tensor:
         """See `DraftModel.logits`."""
-        if not ahead:
-            return self._target.prefill(text).logits[-1]
-        result = self._target.forward(text[-1], empty()).logits[0]
-        self._target.commit(())
-        return result
+        slot = self._hold(text)
+        while True:
+            tokens = text[len(slot.tokens) : len(slot.tokens) + self._target.chunk]
+            last = len(slot.tokens) + len(tokens) == len(text)
+            result = self._target.forward([Item.chain(slot, tokens, int(last))])
+            self._target.commit(slot, range(len(tokens)))
+            if last:
+                return result.logits[-1]
+
+    def close(self) -> None:
+        """See `DraftModel.close`."""
+        if self._slot is not None:
+            self._target.close(self._slot)
+            self._slot = None
+
+    def _hold(self, text: Sequence[int]) -> Slot:
+        """A slot that holds nothing but what a text begins with."""
+        if self._slot is not None and common_prefix(self._slot.tokens, text[:-1]) < len(self._slot.tokens):
+            self.close()  # what is right of it is found again
+        if self._slot is None:
+            self._slot = self._target.open(text, self._length)
+        if self._slot is None:
+            raise ModelError(
+                "the key-value cache of the draft model has no room for one more request",
+                "a larger --kv-memory, or a smaller --parallel",
+            )
+        return self._slot
 
 
 class Skipping:
     """The verifying target without some of its layers, over the same cache."""
 
-    def __init__(self, target: Target, skip: frozenset[int]) -> None:
-        self._target, self._skip = target, skip
+    def __init__(self, target: Target, slot: Slot, skip: frozenset[int]) -> None:
+        self._target, self._slot, self._skip = target, slot, skip
 
     def logits(self, text: Sequence[int], ahead: int) -> torch.Tensor:
         """See `DraftModel.logits`."""
-        return self._target.layer_skip(text[-1], ahead, self._skip)
+        return self._target.layer_skip(self._slot, text[-1], ahead, self._skip)
+
+    def close(self) -> None:
+        """See `DraftModel.close`: nothing is held."""
 
 
 def parse_skip(text: str, layers: int) -> frozenset[int]:
@@ -115,13 +148,17 @@ def load_draft_model(name: LanguageModel | str | None, target: LanguageModel) ->
     return name
 
 
-def draft_model_of(
-    drafting: LanguageModel | str | None, target: Target, model: LanguageModel, runtime: str
-) -> DraftModel:
-    """What drafts: a model over a cache of its own, or `target`, which runs `model`, without some layers."""
+def draft_models(
+    drafting: LanguageModel | str | None, target: Target, model: LanguageModel, runtime: str, memory: int | None = None
+) -> Callable[[Slot, int], DraftModel]:
+    """What drafts for a request in a slot, whose text grows to so many tokens: a model over a cache of its own, or
+    `target`, which runs `model`, without some layers.
+    """
     if isinstance(drafting, LanguageModel):
-        return Separate(make_target(drafting, runtime))
-    return Skipping(target, parse_skip(drafting or SKIP_HALF, int(model.config.num_hidden_layers)))
+        drafter = make_target(drafting, runtime, memory=memory)
+        return lambda slot, length: Separate(drafter, length)
+    skip = parse_skip(drafting or SKIP_HALF, int(model.config.num_hidden_layers))
+    return lambda slot, length: Skipping(target, slot, skip)
 
 
 @dataclass(slots=True)

@@ -1,68 +1,40 @@
-"""The engine: a model and a method put together to answer prompts one after another."""
+"""The engine: a model and a method put together to answer prompts, many at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from specds.datastore.corrections import Pair
 from specds.datastore.manifest import Identity
 from specds.datastore.store import Store
+from specds.decode.answering import Answer, Answered, Answering
 from specds.decode.assembly import Assembly, drafter_class, prepare
-from specds.decode.contracts import Drafter, Step, Target, Use, Verifier
-from specds.decode.counters import Counters
-from specds.decode.draft_model import SKIP_HALF, DraftDecoder, draft_model_of, drafting_noise, load_draft_model
+from specds.decode.contracts import Drafter, Slot, Step, Target, Use, Verifier
+from specds.decode.draft_model import (
+    SKIP_HALF,
+    DraftDecoder,
+    DraftModel,
+    draft_models,
+    drafting_noise,
+    load_draft_model,
+)
 from specds.decode.loop import decode
 from specds.decode.method import Method
 from specds.decode.pricing import measurement
 from specds.decode.pricing.curve import Corrected
+from specds.decode.pricing.parallel import choose_parallel
+from specds.decode.request import Listed, Request, Source
 from specds.decode.targets import choose_runtime, make_target
 from specds.decode.targets.counted import Counted
 from specds.decode.verifiers import make_verifier
 from specds.decode.verifiers.csd import Memory
-from specds.errors import PromptError, UsageError
+from specds.errors import PromptError
 from specds.model import LanguageModel
-from specds.reading.conversation import Conversation
-from specds.reading.prompts import Prompt
+from specds.reading.prompts import BadRow, Prompt
 from specds.sampling import Noise, Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The model's answer to one turn of a conversation.
-
-    Attributes:
-        text: without special tokens.
-        tokens: every committed token id, a stop token included.
-        finish_reason: `stop` (a stop token), `length` (max_new_tokens) or `context` (the model's context is full).
-        prompt: the token ids that were answered, template and history included.
-        steps: the trace.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: str
-    prompt: tuple[int, ...]
-    steps: tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The model's answers to all turns of one prompt."""
-
-    id: str
-    turns: tuple[Turn, ...]
-
-    @property
-    def text(self) -> str:
-        """The last turn's text."""
-        return self.turns[-1].text
-
-    @property
-    def counters(self) -> Counters:
-        """What the steps of all turns add up to."""
-        return Counters.of(step for turn in self.turns for step in turn.steps)
 
 
 @dataclass(slots=True)
@@ -74,8 +46,7 @@ class Engine:
         method: drafter, stores, budget and verifier; plain decoding by default.
         sampling: greedy by default.
         runtime: a name in the targets' registry, or `auto`: the fastest that can run the model.
-
-    One request at a time: the key-value cache is the engine's. Beginning another ends the one before.
+        kv_memory: bytes of the key-value cache, at most; None: half of what is free. Requests wait for room.
 
     Raises:
         UsageError: what `check_method` refuses, or a draft model of another tokenizer.
@@ -87,14 +58,14 @@ class Engine:
     method: Method = field(default_factory=Method)
     sampling: Sampling = field(default_factory=Sampling)
     runtime: str = "auto"
+    kv_memory: int | None = None
     wrap: Callable[[Any], Drafter] | None = field(init=False, repr=False, default=None)
     """Put around each request's drafter, by who wants to watch it."""
     _verifier: Verifier = field(init=False, repr=False)
     _target: Target = field(init=False, repr=False)
-    _draft_model: DraftDecoder | None = field(init=False, repr=False, default=None)
+    _draft_models: Callable[[Slot, int], DraftModel] | None = field(init=False, repr=False, default=None)
     _curve: Corrected | None = field(init=False, repr=False, default=None)
     _assembly: Assembly = field(init=False, repr=False)
-    _request: object = field(init=False, repr=False, default=None)
     _runtime: str = field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
@@ -103,15 +74,13 @@ class Engine:
         drafting = load_draft_model(self.method.draft_model, self.model)
         self.method = replace(self.method, draft_model=drafting)
         self._verifier = make_verifier(self.method.verifier, self.sampling, self.method.verifier_options, self.pair)
-        self._target = make_target(self.model, runtime, prepared.captures)
+        self._target = make_target(self.model, runtime, prepared.captures, memory=self.kv_memory)
         use = prepared.drafter.draft_model
         if use is Use.ALWAYS or (use is Use.OPTIONAL and drafting is not None):
-            network = draft_model_of(drafting, self._target, self.model, self.runtime)
-            noise = Noise.of(self.sampling.seed, ())
-            self._draft_model = DraftDecoder(network, self.sampling, self.independent, noise)
+            self._draft_models = draft_models(drafting, self._target, self.model, self.runtime, self.kv_memory)
         if self.method.budget is None and prepared.drafter.drafts:
             self._curve = Corrected(measurement.known(self._target, self.model, runtime))
-        self._assembly = prepared.assemble(self._curve, self._draft_model)
+        self._assembly = prepared.assemble(self._curve)
         self._assembly.warm_up()
 
     @property
@@ -176,13 +145,17 @@ class Engine:
         """Whether texts are those of plain decoding."""
         return self._verifier.lossless
 
-    def make_drafter(self) -> Drafter:
-        """A drafter for one request."""
-        drafter = self._assembly.make_drafter()
-        return drafter if self.wrap is None else self.wrap(drafter)
+    def parallel(self, context: int) -> int:
+        """The number of requests at once that makes most tokens per second, by what passes cost.
 
-    def steps(self, tokens: Sequence[int], max_new_tokens: int, *, sample: int = 0) -> Iterator[Step]:
-        """Generate from token ids, a step at a time.
+        Args:
+            context: tokens behind which each writes, about.
+        """
+        curve = self._curve.measured if self._curve is not None else None
+        return choose_parallel(curve or measurement.known(self._target, self.model, self._runtime), context)
+
+    def request(self, tokens: Sequence[int], max_new_tokens: int, *, sample: int = 0) -> Request:
+        """A prompt's token ids, made ready for the decoding loop.
 
         Args:
             sample: which of several samples of one prompt this is; each has noise of its own.
@@ -191,60 +164,83 @@ class Engine:
             PromptError: no tokens, or as many as the model's context holds or more.
         """
         self._check_prompt(tokens)
-        self._verifier.start(Noise.of(self.sampling.seed, tokens, sample))
         longest = min(max_new_tokens, self.model.context_length - len(tokens))
-        if self._draft_model is not None:
-            independent = self._draft_model.independent
-            self._draft_model.noise = drafting_noise(self.sampling.seed, tokens, sample, independent)
-            self._draft_model.end = len(tokens) + longest
-        steps = decode(
-            self._target,
-            self.make_drafter(),
-            self._verifier,
-            tokens,
-            max_new_tokens=longest,
-            budget=self._assembly.budget,
-            stop_tokens=self.model.stop_tokens,
+        request = Request(
+            tokens, longest, self._drafter, Noise.of(self.sampling.seed, tokens, sample), self.model.stop_tokens
         )
-        return self._exclusive(steps)
+        if self._draft_models is not None:
+            models, independent = self._draft_models, self.independent
+            noise = drafting_noise(self.sampling.seed, tokens, sample, independent)
 
-    def _exclusive(self, steps: Iterator[Step]) -> Iterator[Step]:
-        """The steps, as long as no other request takes the key-value cache."""
-        request = self._request = object()
+            def begin(slot: Slot) -> Drafter:
+                end = len(tokens) + longest
+                decoder = DraftDecoder(models(slot, end), self.sampling, independent, noise, end)
+                request.end = decoder.model.close
+                return self._drafter(slot, decoder)
+
+            request.drafter = begin
+        return request
+
+    def _drafter(self, slot: Slot, draft_model: DraftDecoder | None = None) -> Drafter:
+        drafter = self._assembly.make_drafter(draft_model)
+        return drafter if self.wrap is None else self.wrap(drafter)
+
+    def steps(self, tokens: Sequence[int], max_new_tokens: int, *, sample: int = 0) -> Iterator[Step]:
+        """Generate from token ids, a step at a time; arguments and errors are those of `request`."""
+        return self._steps(self.request(tokens, max_new_tokens, sample=sample))
+
+    def _steps(self, request: Request) -> Iterator[Step]:
+        for _ in self.decode(Listed([request])):
+            if request.error is not None:
+                raise request.error
+            assert request.step is not None
+            yield request.step
+
+    def decode(self, requests: Source, parallel: int = 1) -> Iterator[Request]:
+        """The decoding loop over this engine's requests; see `loop.decode`."""
         with self._assembly.naming_stores():
-            for step in steps:
-                if self._curve is not None:
-                    self._curve.observe(step)
-                yield step
-                if self._request is not request:
-                    raise UsageError(
-                        "another request was begun on this engine before this one was done",
-                        "finish one before the next, or make an engine for each",
-                    )
+            yield from decode(self._target, requests, self._verifier, self._assembly.budget, parallel=parallel)
+
+    def answers(
+        self,
+        prompts: Iterable[Prompt | BadRow],
+        max_new_tokens: int,
+        *,
+        parallel: int = 1,
+        ordered: bool = True,
+    ) -> Iterator[Answered]:
+        """Answer prompts, some at once; every turn of a prompt sees the answers before it.
+
+        Args:
+            prompts: taken as there is room for them; an `Ahead` is never waited for while there is something to do.
+            parallel: most requests at once.
+            ordered: in the prompts' order, else as they end.
+        """
+        answering = Answering(self, prompts, max_new_tokens)
+        waiting: dict[int, Answered] = {}
+        following = 0
+        for _ in chain(map(answering.observe, self.decode(answering, parallel)), (None,)):
+            for answered in answering.finished():
+                if not ordered:
+                    yield answered
+                    continue
+                waiting[answered.number] = answered
+                while following in waiting:
+                    yield waiting.pop(following)
+                    following += 1
 
     def answer(self, prompt: Prompt, max_new_tokens: int) -> Answer:
         """Answer every turn of a prompt, each turn seeing the answers before it.
 
         Raises:
             PromptError: a turn that has no tokens, is too long, or that the chat template refuses.
+            ModelError: the model's logits are not numbers.
         """
-        conversation = Conversation(prompt)
-        turns = []
-        while not conversation.done:
-            turns.append(self._turn(conversation.tokens(self.model.tokenizer), max_new_tokens))
-            conversation.answered(turns[-1].text)
-        return Answer(prompt.id, tuple(turns))
-
-    def _turn(self, prompt: list[int], max_new_tokens: int) -> Turn:
-        steps = tuple(self.steps(prompt, max_new_tokens))
-        tokens = tuple(token for step in steps for token in step.tokens)
-        if tokens[-1] in self.model.stop_tokens:
-            reason = "stop"
-        elif len(tokens) < max_new_tokens:
-            reason = "context"
-        else:
-            reason = "length"
-        return Turn(self.model.tokenizer.decode(tokens), tokens, reason, tuple(prompt), steps)
+        (answered,) = self.answers([prompt], max_new_tokens)
+        if answered.error is not None:
+            raise answered.error
+        assert answered.answer is not None
+        return answered.answer
 
     def _check_prompt(self, tokens: Sequence[int]) -> None:
         if not tokens:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from specds.decode.answering import Answer
 from specds.decode.answers import AnswerFile, answer_record, error_record, request_key
 from specds.decode.counters import Counters
-from specds.decode.engine import Answer, Engine
+from specds.decode.engine import Engine
 from specds.errors import PromptError
 from specds.reading.prompts import BadRow, Prompt
 

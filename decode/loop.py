@@ -1,19 +1,102 @@
-"""The decoding loop: draft → forward → verify → commit → observe."""
+"""The decoding loop: admit → draft → forward → verify → commit → observe, for many requests at once."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from time import perf_counter
-from typing import Any
 
-from specds.decode.contracts import TOP, Drafter, Forward, Signal, Signals, Step, Target, Verdict, Verifier
-from specds.decode.draft import empty
+from specds.decode.admission import Running
+from specds.decode.contracts import Drafter, Step, Target, Verifier
 from specds.decode.pricing.budget import Budget
-from specds.decode.top import entropies, rows_of, top_gaps, top_ids
+from specds.decode.pricing.curve import Load
+from specds.decode.request import Listed, Part, Request, Source
+from specds.decode.signals import Observed
+from specds.errors import ModelError
 from specds.reference import until_stop
+from specds.sampling import Noise
 
 
 def decode(
+    target: Target, requests: Source, verifier: Verifier, budget: Budget, *, parallel: int = 1
+) -> Iterator[Request]:
+    """Answer requests, as many at once as there may be; yields each of them after each of its steps.
+
+    A step is a request's part of one pass of the target. The pass over the end of its prompt is step 0 and commits one
+    token. The last committed token is always still to be forwarded; nothing is forwarded that no later token needs. A
+    request ends after a stop token, `max_new_tokens`, or with an `error`; the next one takes its place at once.
+
+    Args:
+        budget: cuts the drafts of all requests to size.
+        parallel: most requests at once.
+    """
+    running = Running(target, requests, budget, parallel)
+    number = 0
+    try:
+        while running.admit():
+            yield from running.take_failed()
+            parts = _draft(running, budget)
+            if not parts:
+                continue
+            drafted = perf_counter()
+            forward = target.forward([part.item for part in parts])
+            forwarded = perf_counter()
+            steps = [(place, part) for place, part in enumerate(parts) if part.answers]
+            verdicts = verifier.verify_all([part.case(forward.of(place)) for place, part in steps])
+            verified = perf_counter()
+            rows = sum(len(part.item.tokens) for part in parts)
+            for part in parts:
+                part.request.forward_seconds += (forwarded - drafted) * len(part.item.tokens) / rows
+                if part.reads:
+                    target.commit(part.item.slot, range(len(part.item.tokens)))
+            observed = Observed(forward, [part.request.drafting.needs for part in parts])
+            budget.observe(rows, verified - drafted)
+            for (place, part), verdict in zip(steps, verdicts, strict=True):
+                request = part.request
+                if isinstance(verdict, ModelError):
+                    request.error = verdict
+                    continue
+                at = perf_counter()
+                nodes = [int(part.draft.tokens[node]) for node in verdict.path]
+                tokens = until_stop([*nodes, verdict.next_token], request.stop_tokens)
+                if not part.reads:
+                    target.commit(part.item.slot, [0, *(node + 1 for node in verdict.path)])
+                committed = perf_counter()
+                signals = observed.of(place, request, verdict, len(tokens), target)
+                request.step = Step(
+                    0 if request.step is None else request.step.index + 1,
+                    request.position,
+                    part.draft,
+                    verdict.path,
+                    tuple(tokens),
+                    signals,
+                    request.draft_seconds + perf_counter() - committed,
+                    request.forward_seconds,
+                    (verified - forwarded) / len(steps),
+                    committed - at,
+                    verdict.rescues,
+                    dict(request.drafting.asked) if len(part.draft) else {},
+                    number,
+                )
+                request.draft_seconds = request.forward_seconds = 0.0
+                request.produced += len(tokens)
+            number += 1
+            for _, part in steps:
+                running.retire(part.request)
+                yield part.request
+    finally:
+        running.close()
+
+
+def _draft(running: Running, budget: Budget) -> list[Part]:
+    """What every request asks of the next pass: part of a prompt, or its last token with a draft that is worth it."""
+    reading, writing = running.read(), running.writing()
+    load = Load([request.position - 1 for request in writing], sum(len(part.item.tokens) for part in reading))
+    budget.prepare(load)
+    drafts = budget.allocate([request.propose() for request in writing])
+    return reading + [request.write(draft) for request, draft in zip(writing, drafts, strict=True)]
+
+
+def decode_one(
     target: Target,
     drafter: Drafter,
     verifier: Verifier,
@@ -23,88 +106,14 @@ def decode(
     budget: Budget,
     stop_tokens: Collection[int] = (),
 ) -> Iterator[Step]:
-    """Generate from a prompt, one step (one forward pass of the target) at a time.
+    """Answer one prompt, with a drafter that is there already; yields its steps.
 
-    The prompt's own pass is step 0 and commits one token. The last committed token is always still to be
-    forwarded; nothing is forwarded that no later token needs. Ends after a stop token or `max_new_tokens`.
-
-    Args:
-        prompt: at least one token id.
-        max_new_tokens: at least 1.
-        budget: cuts drafts to size.
-        stop_tokens: ids that end the text; the one that does is committed.
+    Raises:
+        SpecdsError: what the request failed with.
     """
-    began = perf_counter()
-    forward = target.prefill(prompt)
-    forwarded = perf_counter()
-    draft = empty()
-    verdict = verifier.verify(draft, forward.logits, len(prompt))
-    verified = perf_counter()
-    tokens = [verdict.next_token]
-    drafter.start(prompt)
-    signals = _signals(target, drafter, forward, verdict, 1, first=True)
-    times = (perf_counter() - verified, forwarded - began, verified - forwarded, 0.0)
-    step = Step(0, len(prompt), draft, (), tuple(tokens), signals, *times)
-    produced = 1
-
-    while True:
-        yield step
-        if produced >= max_new_tokens or tokens[-1] in stop_tokens:
-            return
-        began = perf_counter()
-        drafter.observe(step)
-        budget.observe(step)
-        # The target adds a token of its own, so a draft deeper than what is left less one cannot be used.
-        draft = drafter.propose(budget.most).trim(budget.most, depth=max_new_tokens - produced - 1)
-        draft = budget.fit(draft, len(prompt) + produced - 1)
-        drafted = perf_counter()
-        forward = target.forward(tokens[-1], draft)
-        forwarded = perf_counter()
-        verdict = verifier.verify(draft, forward.logits, len(prompt) + produced)
-        verified = perf_counter()
-        tokens = until_stop([*(int(draft.tokens[node]) for node in verdict.path), verdict.next_token], stop_tokens)
-        target.commit(verdict.path)
-        committed = perf_counter()
-        signals = _signals(target, drafter, forward, verdict, len(tokens))
-        drafting = drafted - began + perf_counter() - committed
-        times = (drafting, forwarded - drafted, verified - forwarded, committed - verified)
-        step = Step(
-            step.index + 1,
-            len(prompt) + produced,
-            draft,
-            verdict.path,
-            tuple(tokens),
-            signals,
-            *times,
-            verdict.rescues,
-            dict(drafter.asked),
-        )
-        produced += len(tokens)
-
-
-def _signals(
-    target: Target, drafter: Drafter, forward: Forward, verdict: Verdict, committed: int, first: bool = False
-) -> Signals:
-    signals: dict[Signal, Any] = {}
-    # Token i of the step was predicted by row 0 and then by the row of the i-th accepted node.
-    rows = [0, *(node + 1 for node in verdict.path)][:committed]
-    if Signal.HIDDEN in drafter.needs and forward.hidden is not None:
-        signals[Signal.HIDDEN] = rows_of(forward.hidden, rows)
-    if Signal.TOPK in drafter.needs:
-        signals[Signal.TOPK] = top_ids(forward.logits, TOP, rows)
-    if Signal.TREE_GAPS in drafter.needs:
-        signals[Signal.TREE_TOPK], signals[Signal.TREE_GAPS] = top_gaps(forward.logits, TOP)
-    elif Signal.TREE_TOPK in drafter.needs:
-        signals[Signal.TREE_TOPK] = top_ids(forward.logits, TOP)
-    if Signal.LAYER in drafter.needs or Signal.CONTEXT_TOPK in drafter.needs:
-        kept = target.activations()
-        new = slice(None) if first else slice(-1 - len(verdict.path), None)
-        if kept.layer is not None:
-            signals[Signal.LAYER] = kept.layer[new]
-        if kept.top is not None:
-            signals[Signal.CONTEXT_TOPK] = kept.top[new]
-    if first and Signal.EMBEDDING in drafter.needs:
-        signals[Signal.EMBEDDING] = target.embed
-    if Signal.ENTROPY in drafter.needs:
-        signals[Signal.ENTROPY] = entropies(forward.logits, rows)
-    return signals
+    request = Request(prompt, max_new_tokens, lambda slot: drafter, Noise((0, 0)), stop_tokens)
+    for _ in decode(target, Listed([request]), verifier, budget):
+        if request.error is not None:
+            raise request.error
+        assert request.step is not None
+        yield request.step

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from specds.decode.contracts import TOP, Activations, Drafter
-from specds.decode.loop import decode
+from specds.decode.loop import decode_one
 from specds.decode.pricing.budget import Budget
 from specds.decode.targets.recorded import Reading, RecordedTarget
 from specds.decode.verifiers.recorded import Recorded
@@ -45,5 +45,5 @@ def warm_up(drafter: Drafter, budget: Budget, model: LanguageModel) -> None:
         lambda tokens: states(len(tokens)),
     )
     target = RecordedTarget(text, len(prompt), reading)
-    for _ in decode(target, drafter, Recorded(text), prompt, max_new_tokens=_STEPS, budget=budget):
+    for _ in decode_one(target, drafter, Recorded(text), prompt, max_new_tokens=_STEPS, budget=budget):
         pass

@@ -14,12 +14,13 @@ from specds.version import __version__
 if TYPE_CHECKING:
     from specds.datastore.store import Store, create_store, open_store
     from specds.decode.draft import Draft
-    from specds.decode.engine import Answer, Engine
+    from specds.decode.answering import Answer
+    from specds.decode.engine import Engine
     from specds.decode.method import Method
     from specds.model import LanguageModel, load_model
 
 _HOME = {
-    "Answer": "specds.decode.engine",
+    "Answer": "specds.decode.answering",
     "Draft": "specds.decode.draft",
     "Engine": "specds.decode.engine",
     "LanguageModel": "specds.model",

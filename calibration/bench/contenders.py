@@ -14,9 +14,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import IO, Any, Protocol
 
+from specds.decode.answering import Turn
 from specds.decode.contracts import Step
 from specds.decode.counters import Counters
-from specds.decode.engine import Engine, Turn
+from specds.decode.engine import Engine
 from specds.errors import PeerError, PromptError
 from specds.model import LanguageModel
 from specds.reading.conversation import Conversation

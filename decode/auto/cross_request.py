@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from specds.decode.auto.acceptance import Acceptance, shipped
 from specds.decode.auto.features import DENSE, MODEL
-from specds.decode.auto.feedback import Feedback
+from specds.decode.auto.feedback import no_corrections
 from specds.decode.auto.ngrams import Followers, Likeliest
-from specds.decode.pricing.benefit import Benefit
+from specds.decode.pricing.benefit import Gains
+from specds.decode.pricing.budget import Terms
 from specds.decode.pricing.curve import Prices
 
 # Most nodes of a draft where no curve says how many.
 _MOST = 127
-# Trials and longest pause of drafting itself, which is cheap to try.
-DRAFTING_TRIALS, DRAFTING_PAUSE = 32, 32
 
 
 class CrossRequest:
@@ -34,21 +35,17 @@ class CrossRequest:
         self.acceptance = acceptance or shipped()
         limit = curve.rows[-1] - 1 if curve is not None else _MOST
         self.most = min(limit if most is None else most, limit)
-        self.feedback = Feedback()
-        self.benefit = {DENSE: Benefit(), MODEL: Benefit()}
+        self.terms = Terms(np.ones(self.most + 2))
+        """On which the next pass takes drafts."""
+        self.corrections = no_corrections()
+        """How far sources came true in all requests."""
+        self.gains = {DENSE: Gains(), MODEL: Gains()}
         """Of asking each source that takes long."""
-        self.draft_benefit = Benefit(DRAFTING_TRIALS, DRAFTING_PAUSE)
+        self.draft_gains = Gains()
         """Of drafting at all."""
         self.answers, self.likeliest = Followers(), Likeliest()
         """Counts over earlier answers, and rows of likeliest tokens of all requests."""
-        self.drafting = 0.0
-        """Seconds that drafting takes a step, lately."""
 
     def fresh(self) -> CrossRequest:
         """One that has learned nothing yet."""
         return CrossRequest(self.curve, self.most, self.acceptance)
-
-    def start(self) -> None:
-        """A new request."""
-        for benefit in (*self.benefit.values(), self.draft_benefit):
-            benefit.start()

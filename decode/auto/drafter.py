@@ -32,6 +32,7 @@ from specds.decode.auto.sources import Known, Picked
 from specds.decode.auto.tries import DENSE_TRIE, MODEL_TRIE, Continuations, all_trees
 from specds.decode.contracts import NO_RESOURCES, Drafter, Resources, Signal, Step, Use
 from specds.decode.draft import Draft, Origin, empty
+from specds.decode.pricing.benefit import Benefit
 from specds.decode.pricing.curve import Prices
 from specds.decode.registry import option
 from specds.decode.text.context import Context
@@ -42,11 +43,10 @@ from specds.jit import compiled
 _MOST_ANSWER_CONTEXTS, _MOST_LIKELIEST = 1 << 19, 1 << 18
 # A source of which the offset at depth 1 is below this is asked now and then only.
 _MUTED, _EVERY = -2.5, 16
-# Drafting that takes less than this share of a plain step is always done.
-_CHEAP = 0.02
+# Drafting that takes less than this share of a plain step is always done; trials and longest pause of drafting.
+_CHEAP, _DRAFTING_TRIALS, _DRAFTING_PAUSE = 0.02, 32, 32
 # How fast the time that drafting takes is learned, and the longest time of a step that counts.
 _DRAFTING_RATE, _LONGEST_DRAFTING = 0.05, 0.005
-_CONTEXT_STEP = 64
 # Nodes that are less likely to be accepted are not gone into.
 _FLOOR = 0.004
 _LARGEST_MARGIN = 30.0
@@ -71,7 +71,7 @@ class _Trial(NamedTuple):
 
 
 class Auto(Drafter):
-    """Merges all sources into one tree whose nodes have calibrated probabilities, and verifies the part that pays."""
+    """Merges all sources into one tree whose nodes have calibrated probabilities, grown as far as it may pay."""
 
     @dataclass(frozen=True, slots=True)
     class Options:
@@ -105,6 +105,7 @@ class Auto(Drafter):
         self._dense = resources.dense if DENSE not in left_out else ()
         self._draft_model = resources.draft_model if MODEL not in left_out else None
         self._learning = self._shared.curve is not None
+        self._terms = self._shared.terms
         self._session = shares_session(options.session, self._learning) and SESSION not in left_out
         there = {SESSION: self._session, SUFFIX: suffix, DENSE: self._dense, MODEL: self._draft_model}
         self._active = {CONTEXT, RECYCLING, ALTERNATIVES, *(source for source, one in there.items() if one)} - left_out
@@ -113,7 +114,6 @@ class Auto(Drafter):
         )
         self.asked: dict[str, float] = {}
         """Seconds that each source took for the last draft; `tree` is what the others take together."""
-        self._feedback = self._shared.feedback if self._learning else Feedback()
         self._begin(())
 
     @classmethod
@@ -139,16 +139,14 @@ class Auto(Drafter):
         self._observing = 0.0
         # Of the dense index's best neighbour: its similarity, and by how much the second is less similar.
         self._similarity = 0.0, 0.0
-        self._cost, self._cost_at = np.ones(self._shared.most + 2), -1
-        if not self._learning:
-            self._feedback = Feedback()
+        self._benefit = {source: Benefit(gains) for source, gains in self._shared.gains.items()}
+        self._draft_benefit = Benefit(self._shared.draft_gains, _DRAFTING_TRIALS, _DRAFTING_PAUSE)
+        self._feedback = Feedback(self._shared.corrections if self._learning else None)
 
     def start(self, prompt: Sequence[int]) -> None:
         """See `Drafter.start`."""
         self._begin(prompt)
         self._suffix.skip()
-        self._feedback.start()
-        self._shared.start()
 
     def observe(self, step: Step) -> None:
         """Learn from the pass, and from what became of the draft."""
@@ -182,16 +180,16 @@ class Auto(Drafter):
         self._shared.answers.extend(text[begin:], length - begin)
 
     def propose(self, budget: int) -> Draft:
-        """The part of the merged tree that makes most expected tokens per second."""
+        """The merged tree, as far as more of it may raise the expected tokens per second; the budget cuts it."""
         began = perf_counter()
         most = min(budget, self._shared.most)
         self.asked = {}
         self._trials = []
         if most < 1:
             return empty()
-        limits = Limits(self._costs(most), most, _FLOOR)
-        expensive = self._learning and self._shared.drafting > _CHEAP * limits.cost[1]
-        if expensive and not self._shared.draft_benefit.decide(0):
+        limits = Limits(self._terms.cost, min(most, len(self._terms.cost) - 2), _FLOOR, self._terms.gain)
+        expensive = self._learning and self._terms.drafting > _CHEAP * self._plain()
+        if expensive and not self._draft_benefit.decide(0):
             return empty()
         self._followers.extend(self._context.tokens, self._counted)
         self._counted = len(self._context.tokens)
@@ -199,7 +197,7 @@ class Auto(Drafter):
         asked = perf_counter()
         if len(self._suffix):
             self.asked[SOURCES[SUFFIX]] = asked - began
-        at_once = bool(self._dense) and self._learning and self._shared.benefit[DENSE].trust()
+        at_once = bool(self._dense) and self._learning and self._benefit[DENSE].trust()
         if at_once:
             trees |= self._ask_dense()
             self.asked[SOURCES[DENSE]] = perf_counter() - asked
@@ -214,7 +212,7 @@ class Auto(Drafter):
         self.grown = grown
         if self._learning:
             spent = perf_counter() - began + self._observing
-            self._shared.drafting += _DRAFTING_RATE * (min(spent, _LONGEST_DRAFTING) - self._shared.drafting)
+            self._terms.drafting += _DRAFTING_RATE * (min(spent, _LONGEST_DRAFTING) - self._terms.drafting)
         return _draft(grown)
 
     def _try(self, source: int, grown: Grown, trees: dict[int, Continuations], limits: Limits) -> Grown:
@@ -222,7 +220,7 @@ class Auto(Drafter):
 
         What asking brought is known when the step is observed.
         """
-        benefit = self._shared.benefit[source]
+        benefit = self._benefit[source]
         kind = benefit.kind(grown.expected)
         if self._learning and not benefit.decide(kind):
             return grown
@@ -235,17 +233,9 @@ class Auto(Drafter):
         self.asked[SOURCES[source]] = seconds
         return better
 
-    def _costs(self, most: int) -> NDArray[np.float64]:
-        """float64[most + 2]: seconds of a step over n query tokens, with drafting; 1 each where nothing is weighed."""
-        context = len(self._context.tokens)
-        curve = self._shared.curve
-        if curve is None:
-            return self._cost
-        if self._cost_at < 0 or abs(context - self._cost_at) > _CONTEXT_STEP:
-            self._cost, self._cost_at = curve.at(context) + self._shared.drafting, context
-            # More query tokens than a node each are never needed, and entries are asked for one after the last.
-            self._cost = np.append(self._cost, self._cost[-1])
-        return self._cost
+    def _plain(self) -> float:
+        """Seconds that a token takes without drafts."""
+        return float(self._terms.cost[1]) / self._terms.gain
 
     def _grow(self, trees: Mapping[int, Continuations], limits: Limits) -> Grown:
         known = Known(
@@ -291,15 +281,15 @@ class Auto(Drafter):
 
     def _judge(self, grown: Grown, committed: NDArray[np.int64]) -> None:
         """The benefit of drafting, that of asking the sources that take long, and which store was right."""
-        cost = self._cost
+        cost = self._terms.cost
         if self._learning:
-            saved = reached(grown, committed) * cost[1] - (cost[1 + grown.chosen] - cost[1])
-            self._shared.draft_benefit.observe(0, float(saved), self._shared.drafting)
+            saved = reached(grown, committed) * self._plain() - (cost[1 + grown.chosen] - cost[1])
+            self._draft_benefit.observe(0, float(saved), self._terms.drafting)
         for source, kind, better, before, seconds in self._trials:
             tokens = reached(better, committed) - reached(before, committed)
-            plain = float(cost[1]) / max(before.expected, 1.0)
+            plain = self._plain() / max(before.expected, 1.0)
             rows = float(cost[1 + better.chosen] - cost[1 + before.chosen])
-            self._shared.benefit[source].observe(kind, tokens * plain - rows, seconds)
+            self._benefit[source].observe(kind, tokens * plain - rows, seconds)
         self._suffix.observe(int(committed[0]))
 
 
@@ -355,7 +345,7 @@ def shares_session(text: str, learning: bool) -> bool:
 
 
 def _draft(grown: Grown) -> Draft:
-    chosen = grown.order[: grown.chosen]
+    chosen = grown.order
     if not len(chosen):
         return empty()
     number = np.full(len(grown.tokens) + 1, -1, np.int32)

@@ -41,11 +41,13 @@ class Limits(NamedTuple):
         cost: float64[most + 2]: entry n is what a step over n query tokens costs; entry 0 is not looked at.
         most: most nodes.
         least: nodes whose path is less probable are not gone into.
+        gain: tokens that the pass is expected to give without this tree: 1 where the request is alone.
     """
 
     cost: NDArray[np.float64]
     most: int
     least: float
+    gain: float = 1.0
 
 
 class Grown(NamedTuple):
@@ -60,7 +62,7 @@ class Grown(NamedTuple):
         features: float32[count, len(FEATURES)].
         order: int32[taken]: the nodes that growth went through, the likeliest first.
         chosen: how many of these make most expected tokens per second.
-        expected: tokens that a step with these is expected to commit.
+        expected: tokens that the request's step with these is expected to commit.
     """
 
     tokens: NDArray[np.int32]
@@ -267,12 +269,12 @@ def _could_pay(cost: Any, taken: int, most: int, gain: float, best: float, chanc
 @compiled
 def _grow(text: Any, known: Any, ensemble: Any, offsets: Any, limits: Any) -> Any:
     """`grow`, with `Grown` as a plain tuple."""
-    cost, most, least = limits
+    cost, most, least, before = limits
     growth, tries = _new_growth(), make_tries(known.trees, known.similarity, known.margin)
     order = np.empty(max(most, 1), np.int32)
     taken, chosen = 0, 0
-    gain, expected = 1.0, 1.0
-    best = 1.0 / cost[1]
+    gain, expected = before, 1.0
+    best = before / cost[1]
     node = -1
     while True:
         if taken < most and _may_branch(growth, node, least):
@@ -289,7 +291,7 @@ def _grow(text: Any, known: Any, ensemble: Any, offsets: Any, limits: Any) -> An
         gain += growth.path[node]
         if gain / cost[1 + taken] > best:
             best = gain / cost[1 + taken]
-            chosen, expected = taken, gain
+            chosen, expected = taken, gain - before + 1.0
     count = growth.sizes[_NODES]
     return (
         growth.tokens[:count],

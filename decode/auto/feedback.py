@@ -93,17 +93,25 @@ def _learn(tokens: Any, parents: Any, chance: Any, sources: Any, committed: Any,
         node, start = following, following + 1
 
 
+def no_corrections() -> Corrections:
+    """Those of all requests of an engine, before there was any."""
+    shape = len(SOURCES), DEPTHS
+    return Corrections(np.zeros(shape), np.zeros(shape), _ALL_MEMORY, _ALL_DOUBT)
+
+
 class Feedback:
-    """Corrections of all requests of an engine, and of the one that is being decoded.
+    """Corrections of one request, and through it of all requests of an engine.
 
     A request begins with what all have learned, and moves faster. Every candidate that was looked at after a committed
     token is judged by the next one, whether it was verified or not: what is not drafted is judged, too, and a source
     that was wrong for a while comes back by itself, at no cost in query tokens.
+
+    Args:
+        every: of all requests; None: this one is alone.
     """
 
-    def __init__(self) -> None:
-        shape = len(SOURCES), DEPTHS
-        self._all = Corrections(np.zeros(shape), np.zeros(shape), _ALL_MEMORY, _ALL_DOUBT)
+    def __init__(self, every: Corrections | None = None) -> None:
+        self._all = every or no_corrections()
         self.start()
 
     @property

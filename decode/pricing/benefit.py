@@ -18,50 +18,68 @@ _OWN_TRIALS = 3
 _DOUBT = 4.0
 # Gain over cost from which a source is not compared at each step; of how many steps one still is.
 _FAR, _COMPARED = 4.0, 8
+EDGES = (1.25, 1.7, 2.5)
+"""Expected tokens that tell the kinds of steps apart."""
+
+
+class Gains:
+    """What asking a source has brought in all requests, by kind of step."""
+
+    def __init__(self) -> None:
+        kinds = len(EDGES) + 1
+        self.gain, self.asked = np.zeros(kinds), np.zeros(kinds, np.int64)
+        self.cost = 0.0
+        """Seconds that asking takes, lately."""
+        self.observed = 0
+        """Times that it was asked."""
+
+    def add(self, kind: int, gain: float, seconds: float) -> None:
+        """What came of asking: seconds saved, and seconds it took."""
+        # A pause of the machine is not the source's, and the first times there is code to be loaded.
+        if self.observed < _FIRST:
+            self.cost = min(self.cost, seconds) if self.observed else seconds
+        else:
+            self.cost += _COST_RATE * (min(seconds, _COST_LEAP * self.cost) - self.cost)
+        self.observed += 1
+        self.asked[kind] += 1
+        self.gain[kind] += max(1.0 / self.asked[kind], _GAIN_RATE) * (gain - self.gain[kind])
 
 
 class Benefit:
-    """Whether asking a source pays, by how much is expected without it.
+    """Whether asking a source pays in one request, by how much is expected without it.
 
     The tokens that the tree predicted with it and without it are compared, in seconds of decoding, less what more
     query tokens took: each time it was asked, and where it pays by far every 8th time. Where that is less than asking
     takes, it is asked ever more rarely, down to once in 256 steps, and at once again when it pays. A request may be of
-    another kind than those before it: each asks a few times whatever they saw, and goes on asking where it gains more
-    than they did.
-    """
+    another kind than others: each asks a few times whatever they saw, and goes on asking where it gains more than they
+    did.
 
-    EDGES = (1.25, 1.7, 2.5)
-    """Expected tokens that tell the kinds of steps apart."""
-
-    def __init__(self, trials: int = 8, longest: int = 256) -> None:
-        """Args:
+    Args:
+        gains: of all requests.
         trials: times that it is asked in each kind of step before anything is concluded.
         longest: most steps of a kind between two times that a source which does not pay is asked.
-        """
-        self._trials, self._longest = trials, longest
-        kinds = len(self.EDGES) + 1
-        self._gain, self._asked = np.zeros(kinds), np.zeros(kinds, np.int64)
-        self.cost = 0.0
-        """Seconds that asking takes, lately."""
-        self.observed = 0
-        """Times that it was asked, in all requests."""
-        self._waited, self._pause = np.zeros(kinds, np.int64), np.full(kinds, _SHORTEST)
-        self.start()
+    """
 
-    def start(self) -> None:
-        """A new request."""
+    def __init__(self, gains: Gains, trials: int = 8, longest: int = 256) -> None:
+        self._gains, self._trials, self._longest = gains, trials, longest
+        kinds = len(EDGES) + 1
+        self._waited, self._pause = np.zeros(kinds, np.int64), np.full(kinds, _SHORTEST)
         self._own_trials = _OWN_TRIALS
         # Of this request: gains beyond what all requests saw, gains, and times asked, each fading; steps trusted.
         self._excess, self._own_gain, self._own_asked, self._trusted = 0.0, 0.0, 0.0, 0
-        self._waited[:], self._pause[:] = 0, _SHORTEST
+
+    @property
+    def cost(self) -> float:
+        """Seconds that asking takes, lately."""
+        return self._gains.cost
 
     def kind(self, expected: float) -> int:
         """Which kind a step is in which so many tokens are expected without the source."""
-        return int(np.searchsorted(self.EDGES, expected))
+        return int(np.searchsorted(EDGES, expected))
 
     def decide(self, kind: int) -> bool:
         """Decide for one step whether to ask; a step in which it is not asked is counted as waited."""
-        if self._asked[kind] < self._trials or self._own_trials > 0 or self._pays(kind):
+        if self._gains.asked[kind] < self._trials or self._own_trials > 0 or self._pays(kind):
             return True
         self._waited[kind] += 1
         if self._waited[kind] < self._pause[kind]:
@@ -83,21 +101,15 @@ class Benefit:
 
     def _pays(self, kind: int) -> bool:
         """Whether it does by what all requests saw, or by how much more this one did."""
-        return bool(self._gain[kind] + max(0.0, self._excess / (self._own_asked + _DOUBT)) > self.cost)
+        own = max(0.0, self._excess / (self._own_asked + _DOUBT))
+        return bool(self._gains.gain[kind] + own > self._gains.cost)
 
     def observe(self, kind: int, gain: float, seconds: float) -> None:
         """What came of asking: seconds saved, and seconds it took."""
-        # A pause of the machine is not the source's, and the first times there is code to be loaded.
-        if self.observed < _FIRST:
-            self.cost = min(self.cost, seconds) if self.observed else seconds
-        else:
-            self.cost += _COST_RATE * (min(seconds, _COST_LEAP * self.cost) - self.cost)
-        self.observed += 1
         self._own_trials -= 1
-        self._excess = _MEMORY * self._excess + gain - self._gain[kind]
+        self._excess = _MEMORY * self._excess + gain - self._gains.gain[kind]
         self._own_gain = _MEMORY * self._own_gain + gain
         self._own_asked = _MEMORY * self._own_asked + 1.0
-        self._asked[kind] += 1
-        self._gain[kind] += max(1.0 / self._asked[kind], _GAIN_RATE) * (gain - self._gain[kind])
+        self._gains.add(kind, gain, seconds)
         if self._pays(kind):
             self._pause[kind] = _SHORTEST

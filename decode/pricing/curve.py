@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from specds.decode.contracts import Step
 
 FORMAT = "specds cost curve 1"
 _CONTEXT_STEP = 64
@@ -22,6 +21,19 @@ MOST_ROWS = 4096
 """Most rows of a pass that a curve is about."""
 # Passes after which a correction is not believed any more: the machine may be busier, or less busy, again.
 _STALE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a pass is made of besides drafts.
+
+    Attributes:
+        contexts: of each request that writes, the tokens behind which it does.
+        prompt_rows: tokens of prompts that the pass takes in.
+    """
+
+    contexts: Sequence[int]
+    prompt_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,18 @@ class CostCurve:
         upper = table[line, column] * (1 - right) + table[line, more] * right
         lower = table[further, column] * (1 - right) + table[further, more] * right
         return upper * (1 - down) + lower * down
+
+    @property
+    def measured(self) -> CostCurve:
+        """See `Prices.measured`."""
+        return self
+
+    def costs(self, load: Load, most: int) -> NDArray[np.float64]:
+        """See `Prices.costs`."""
+        return pass_costs(self, load, most)
+
+    def learn(self, load: Load, rows: int, seconds: float) -> None:
+        """See `Prices.learn`: what was measured stays."""
 
     def record(self) -> dict[str, Any]:
         """The curve as JSON, as `measurement.save` writes it."""
@@ -148,8 +172,48 @@ class Prices(Protocol):
     def rows(self) -> tuple[int, ...]:
         """Ascending, from 1: row counts that are known; the last is the most there may be."""
 
+    @property
+    def measured(self) -> CostCurve:
+        """The curve before anything was learned."""
+
     def at(self, context: int) -> NDArray[np.float64]:
         """float64[largest n + 1]: entry n is T(n) behind so many tokens; see `CostCurve.at`."""
+
+    def costs(self, load: Load, most: int) -> NDArray[np.float64]:
+        """float64[most + 2]: entry 1 + n is what a pass takes with n draft nodes; the time that parts of prompts would
+        take by themselves is left out.
+        """
+
+    def learn(self, load: Load, rows: int, seconds: float) -> None:
+        """What a pass over `rows` query tokens took."""
+
+
+def pass_costs(prices: Prices, load: Load, most: int) -> NDArray[np.float64]:
+    """See `Prices.costs`.
+
+    Each request looks at its own context: what that takes beyond the shortest context measured is added once for each.
+    """
+    requests = len(load.contexts)
+    context = sum(load.contexts) // requests
+    first = load.prompt_rows + requests
+    every = _longer(prices.at(context), first + most + 1)
+    cost = np.empty(most + 2)
+    cost[0], cost[1:] = 0.0, every[first : first + most + 1]
+    if load.prompt_rows:
+        cost[1:] -= every[load.prompt_rows]
+    if requests > 1:
+        cost[1:] += (requests - 1) * max(0.0, float(every[1] - prices.at(0)[1]))
+    return cost
+
+
+def _longer(every: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """T(n) for n below `length`, beyond what is known in a straight line, as over its last half."""
+    known = len(every) - 1
+    if length <= known + 1:
+        return every
+    half = known // 2
+    slope = (every[known] - every[half]) / max(known - half, 1)
+    return np.concatenate([every, every[known] + slope * np.arange(1, length - known)])
 
 
 class Corrected:
@@ -168,12 +232,18 @@ class Corrected:
         self._factors = np.ones(curve.rows[-1] + 1)
         self._seen = np.zeros(curve.rows[-1] + 1)
         self._last, self._passes = np.zeros(curve.rows[-1] + 1, np.int64), 0
-        self._expected, self._context = curve.at(0), 0
+        self._priced: tuple[int, int, int, int] | None = None
+        self._costs = self._expected = np.ones(2)
 
     @property
     def rows(self) -> tuple[int, ...]:
         """See `Prices.rows`."""
         return self._curve.rows
+
+    @property
+    def measured(self) -> CostCurve:
+        """See `Prices.measured`."""
+        return self._curve
 
     def at(self, context: int) -> NDArray[np.float64]:
         """See `Prices.at`."""
@@ -182,30 +252,36 @@ class Corrected:
         if not len(known):
             return expected
         factors = self._factors[known]
-        found = expected * np.interp(
+        corrected = expected * np.interp(
             np.arange(len(expected)), known, factors, left=min(factors[0], 1.0), right=min(factors[-1], 1.0)
         )
         # More rows never cost less. Where they seem to, what passes took is believed before what was measured.
         last = known[-1]
-        found[: last + 1] = np.minimum.accumulate(found[last::-1])[::-1]
-        return np.maximum.accumulate(found)
+        corrected[: last + 1] = np.minimum.accumulate(corrected[last::-1])[::-1]
+        return np.maximum.accumulate(corrected)
 
-    def observe(self, step: Step) -> None:
-        """Learn from a pass over a draft; the prompt's says nothing."""
-        rows = len(step.draft) + 1
-        if not step.index or rows >= len(self._factors):
+    def costs(self, load: Load, most: int) -> NDArray[np.float64]:
+        """See `Prices.costs`; looked up again when the load is another."""
+        context = sum(load.contexts) // len(load.contexts)
+        known = self._priced
+        same = known is not None and known[:3] == (len(load.contexts), load.prompt_rows, most)
+        if known is None or not same or abs(context - known[3]) > _CONTEXT_STEP:
+            self._priced = (len(load.contexts), load.prompt_rows, most, context)
+            self._costs, self._expected = pass_costs(self, load, most), pass_costs(self._curve, load, most)
+        return self._costs
+
+    def learn(self, load: Load, rows: int, seconds: float) -> None:
+        """See `Prices.learn`. A pass that reads prompts says nothing, nor does one of more rows than were measured."""
+        if load.prompt_rows or not load.contexts or self._priced is None or rows >= len(self._factors):
             return
-        if abs(step.position - self._context) > _CONTEXT_STEP:
-            self._expected, self._context = self._curve.at(step.position), step.position
-        # On a GPU the wait for a pass is where its result is read.
-        seconds = step.forward_seconds + step.verify_seconds
+        expected = float(self._expected[1 + rows - len(load.contexts)])
         if self._passes - self._last[rows] >= _STALE:
             self._factors[rows], self._seen[rows] = 1.0, 0.0
         factor, seen = self._factors[rows], self._seen[rows]
         # A pause of the machine is not the pass's.
-        found = min(seconds / self._expected[rows], factor * _LEAP)
+        observed = min(seconds / expected, factor * _LEAP)
         # What was measured counts as much as some passes.
-        self._factors[rows] += (found - factor) / min(seen + 1 + _TRUSTED, _FORGOTTEN)
+        self._factors[rows] += (observed - factor) / min(seen + 1 + _TRUSTED, _FORGOTTEN)
         self._seen[rows] += 1
         self._passes += 1
         self._last[rows] = self._passes

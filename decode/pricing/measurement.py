@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from specds.caches import SUGGESTION, cache_directories, cache_directory
-from specds.decode.contracts import Target
+from specds.decode.contracts import Item, Target
 from specds.decode.draft import chain
 from specds.decode.pricing.curve import FORMAT, MOST_ROWS, CostCurve
+from specds.decode.prompt import hold
 from specds.errors import OutputError
 from specds.files import write_atomically
 from specds.model import LanguageModel
@@ -25,7 +26,7 @@ ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128)
 CONTEXTS = (64, 512, 2048)
 # Close together where drafts are: a runtime's pass has steps there, where another row of registers begins.
 _QUICK_ROWS = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 24, 32, 64)
-_QUICK_CONTEXT = 256
+_QUICK_CONTEXT, _QUICK_LONGER = 256, 1024
 _QUICK_SECONDS = 2.5
 _ALWAYS = 16
 
@@ -56,16 +57,17 @@ def measure(
     measured = len(rows)
     passes, total = 0, len(contexts) * repeats * len(rows)
     for number, context in enumerate(contexts):
-        target.prefill(random.integers(0, vocabulary, context).tolist())
+        prompt = random.integers(0, vocabulary, context).tolist()
+        slot = hold(target, prompt, context + rows[-1])
         samples: list[list[float]] = [[] for _ in rows]
         for repeat in range(repeats):
             for place, count in enumerate(rows[:measured]):
                 draft = chain(random.integers(0, vocabulary, count - 1), [0.5] * (count - 1))
                 if repeat == 0:  # what is allocated, captured or compiled at first use
-                    float(target.forward(0, draft).logits[-1, 0])
+                    float(target.forward([Item.draft(slot, 0, draft)]).logits[-1, 0])
                     began = began or time.perf_counter()
                 start = time.perf_counter()
-                float(target.forward(0, draft).logits[-1, 0])
+                float(target.forward([Item.draft(slot, 0, draft)]).logits[-1, 0])
                 samples[place].append(time.perf_counter() - start)
                 passes += 1
                 progress(passes, total)
@@ -75,6 +77,7 @@ def measure(
             if time.perf_counter() - began > seconds:
                 break
         found[number, :measured] = [float(np.median(one)) for one in samples[:measured]]
+        target.close(slot)
     # More rows and a longer context never cost less; where they seem to, the machine was busy.
     smooth = np.maximum.accumulate(np.maximum.accumulate(found[:, :measured], axis=1), axis=0)
     return CostCurve(tuple(rows[:measured]), tuple(contexts), smooth)
@@ -84,7 +87,14 @@ def quick(target: Target, vocabulary: int, context_length: int) -> CostCurve:
     """A curve good enough to choose drafts by, in two or three seconds."""
     context = max(1, min(_QUICK_CONTEXT, context_length - _QUICK_ROWS[-1]))
     rows = [count for count in _QUICK_ROWS if context + count <= context_length] or [1]
-    return measure(target, vocabulary=vocabulary, rows=rows, contexts=[context], repeats=3, seconds=_QUICK_SECONDS)
+    curve = measure(target, vocabulary=vocabulary, rows=rows, contexts=[context], repeats=3, seconds=_QUICK_SECONDS)
+    longer = min(_QUICK_LONGER, context_length - 1)
+    if longer < 2 * context:
+        return curve
+    # What attention adds behind a longer context is the same for every row count, nearly.
+    far = measure(target, vocabulary=vocabulary, rows=[1], contexts=[longer], repeats=3)
+    more = max(0.0, float(far.seconds[0, 0] - curve.seconds[0, 0]))
+    return CostCurve(curve.rows, (context, longer), np.concatenate([curve.seconds, curve.seconds + more]))
 
 
 def known(target: Target, model: LanguageModel, runtime: str) -> CostCurve:

@@ -73,8 +73,8 @@ def attend_all(worker: Any, sizes: Any, cached: int, lows: Any, run: Any, cache:
 def attend(worker: Any, sizes: Any, heads: Any, lows: Any, run: Any, cache: Any, space: Any) -> None:
     """Attention of some query rows of one item and key-value head.
 
-    Query row i is row i // shared of the item, and one of `shared` heads. Row r sees the held tokens from lows[r] on, and
-    of the item's own those of its branch.
+    Query row i is row i // shared of the item, and one of `shared` heads. Row r sees the held tokens from lows[r] on,
+    and of the item's own those of its branch.
     """
     shared, head, room = sizes.shared, sizes.head, space.room
     base, rows = run.first[heads.item], run.first[heads.item + 1] - run.first[heads.item]

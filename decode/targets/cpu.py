@@ -18,7 +18,7 @@ from specds.decode.targets.held import Held, most_wanted
 from specds.decode.targets.llama import packed, rotary_table, unsupported, without
 from specds.decode.targets.memory import Arena, memory_for
 from specds.decode.targets.microkernel import LANES, ROWS
-from specds.decode.targets.pages import PAGE, PagedSlot, Pages
+from specds.decode.targets.pages import PAGE, PagedSlot, Pages, paged
 from specds.decode.targets.team import Team
 from specds.errors import UnsupportedModel
 from specds.model import LanguageModel
@@ -95,7 +95,7 @@ class CpuTarget:
         Raises:
             CorruptStore: a drafted token is none of the model's.
         """
-        result, states = self._run(items, [len(item.slot) for item in items])
+        result, states = self._run(items, [len(item.slot.tokens) for item in items])
         self._held.record(items, result, states)
         return result
 
@@ -140,7 +140,7 @@ class CpuTarget:
         sizes = [len(item.tokens) for item in items]
         longest = 0
         for item, start, size in zip(items, starts, sizes, strict=True):
-            self._pages.reserve(item.slot, start + size)
+            self._pages.reserve(paged(item.slot), start + size)
             longest = max(longest, start + size)
         self._reserve(longest)
         self._make_space(len(tokens))
@@ -173,8 +173,9 @@ class CpuTarget:
         for number, item in enumerate(items):
             begin, end = first[number], first[number + 1]
             parents[begin:end] = np.arange(-1, end - begin - 1) if item.parents is None else item.parents
-            wanted.append(np.arange(end - item.wanted, end))
-            ends.append(ends[-1] + item.wanted)
+            some = end - begin if self._captures.top else item.wanted
+            wanted.append(np.arange(end - some, end))
+            ends.append(ends[-1] + some)
         lineage = np.full((rows, a.widest(parents, first)), -1, np.int32)
         depths = np.empty(rows, np.int64)
         a.branches(parents, first, lineage, depths)
@@ -186,7 +187,7 @@ class CpuTarget:
             tokens,
             first,
             starts,
-            np.array([item.slot.number for item in items]),
+            np.array([paged(item.slot).number for item in items]),
             lineage,
             _lows(self._packed.table[:, layout.WINDOW], positions),
             self._cosine[positions].reshape(-1),

@@ -23,6 +23,7 @@ from specds.decode.targets.microkernel import (
 )
 from specds.jit import compiled, compiled_inside
 
+
 @compiled
 def exponential(x: float) -> float:
     """e^x for x ≤ 88, to two units in the last place; 0 far below."""
@@ -116,5 +117,3 @@ def copy(source: Any, target: Any) -> None:
     """The numbers of one array into another that is as long."""
     for place in range(len(source)):
         target[place] = source[place]
-
-

@@ -1,4 +1,4 @@
-"""What is kept of the tokens in a key-value cache for drafters: captured states, and the likeliest tokens after each."""
+"""What is kept for drafters of the tokens in a key-value cache: captured states, and the likeliest next tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specds.decode.arrays import with_room
 from specds.decode.contracts import TOP, Activations, Captures, Forward, Item
-from specds.decode.targets.pages import PAGE, PagedSlot
+from specds.decode.targets.pages import PAGE, PagedSlot, paged
 from specds.decode.top import top_ids
 
 # Numbers in the logits of one pass over a prompt, where all its rows are asked for: 64 MiB in float32.
@@ -54,10 +54,11 @@ class Held:
         at = 0
         for number, item in enumerate(items):
             end = at + len(item.tokens)
-            item.slot.staged = item.tokens
+            slot = paged(item.slot)
+            slot.staged = item.tokens
             if self._captures.layer or self._captures.top:
                 top = top_ids(result.of(number).logits, TOP) if self._captures.top else None
-                self._recorded[item.slot.number] = (None if states is None else states[at:end]), top
+                self._recorded[slot.number] = (None if states is None else states[at:end]), top
             at = end
 
     def commit(self, slot: PagedSlot, rows: Sequence[int]) -> None:

@@ -52,8 +52,8 @@ class Run(NamedTuple):
         lows: int64[layers, n]: the first held token that a row sees.
         cosine, sine: float32[n · head], rotary factors of each row's position.
         wanted: int64[k]: rows of which logits are wanted.
-        bounds: int64[threads + 1, 2]: where each thread's part of attention begins: an item, and which of its query rows
-            (key-value head by key-value head, row by row, head by head).
+        bounds: int64[threads + 1, 2]: where each thread's part of attention begins: an item, and which of its query
+            rows (key-value head by key-value head, row by row, head by head).
         layer: the one whose residual stream is captured, 1 the first; 0: none.
     """
 

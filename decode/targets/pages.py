@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from specds.decode.contracts import Slot
 from specds.decode.draft import common_prefix
 from specds.errors import PromptError
 
@@ -67,6 +68,12 @@ class PagedSlot:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+def paged(slot: Slot) -> PagedSlot:
+    """A slot of a target whose cache is made of pages."""
+    assert isinstance(slot, PagedSlot)
+    return slot
 
 
 class Pages:

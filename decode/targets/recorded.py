@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Activations, Embed, Forward, Signal, Target
-from specds.decode.draft import Draft, chain
+from specds.decode.contracts import Activations, Embed, Forward, Item, Signal, Slot, Target
+from specds.decode.prompt import hold
 from specds.errors import UsageError
 
 PER_ANSWER = frozenset(
@@ -19,8 +19,6 @@ PER_ANSWER = frozenset(
 """Signals that depend on nothing but the text that is committed in the end; others also on what was drafted."""
 
 _LOGITS = frozenset({Signal.TOPK, Signal.ENTROPY})
-# Rows of one pass over an answer.
-_CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Reading:
 
 
 def read(target: Target, prompt: Sequence[int], answer: Sequence[int], *, logits: bool) -> Reading:
-    """Show an answer to its model: the prompt's pass, and then the answer's as drafts that are all accepted.
+    """Show an answer to its model: as if it were all prompt.
 
     On a runtime whose rows do not depend on what stands beside them, these are the rows that decoding sees, bit by bit.
 
@@ -56,32 +54,33 @@ def read(target: Target, prompt: Sequence[int], answer: Sequence[int], *, logits
         answer: at least one token.
         logits: whether to keep them: m times the vocabulary.
     """
-    passes = [target.prefill(prompt)]
+    text = [*prompt, *answer[:-1]]
+    slot = hold(target, prompt[:-1], len(text))
     rows: list[torch.Tensor] = []
     states: list[torch.Tensor] = []
+    try:
+        while len(slot.tokens) < len(text):
+            start = len(slot.tokens)
+            tokens = text[start : start + target.chunk]
+            wanted = max(0, min(len(tokens), start + len(tokens) - len(prompt) + 1))
+            forward = target.forward([Item.chain(slot, tokens, wanted)])
+            # The target's next pass may write where these are.
+            if logits and wanted:
+                rows.append(forward.logits[-wanted:].detach().clone())
+            if forward.hidden is not None and wanted:
+                states.append(forward.hidden[-wanted:].detach().clone())
+            target.commit(slot, range(len(tokens)))
+        kept = target.activations(slot)
+    finally:
+        target.close(slot)
+    return Reading(torch.cat(rows) if rows else None, torch.cat(states) if states else None, kept, target.embed)
 
-    def keep(forward: Forward) -> None:
-        # The target's next pass may write where these are.
-        if logits:
-            rows.append(forward.logits.detach().clone())
-        if forward.hidden is not None:
-            states.append(forward.hidden.detach().clone())
 
-    keep(passes[0])
-    for start in range(0, len(answer) - 1, _CHUNK):
-        last, *more = answer[start : min(start + _CHUNK, len(answer) - 1)]
-        keep(target.forward(last, chain(more, [1.0] * len(more))))
-        target.commit(range(len(more)))
-    kept = target.activations()
-    return Reading(
-        torch.cat(rows) if rows else None,
-        torch.cat(states) if states else None,
-        Activations(
-            None if kept.layer is None else kept.layer.copy(),
-            None if kept.top is None else kept.top.copy(),
-        ),
-        target.embed,
-    )
+@dataclass(slots=True)
+class _Slot:
+    """The tokens that are held of the one text."""
+
+    tokens: list[int]
 
 
 class RecordedTarget:
@@ -97,45 +96,54 @@ class RecordedTarget:
 
     def __init__(self, text: Sequence[int], prompt: int, reading: Reading | None = None) -> None:
         self._text, self._prompt, self._reading = text, prompt, reading
-        self._held = 0
+        self.chunk = max(1, prompt)
+        self._staged = np.empty(0, np.int32)
 
-    def prefill(self, tokens: Sequence[int]) -> Forward:
-        """See `Target.prefill`; the tokens are the text's own prompt."""
-        self._held = len(tokens)
-        return self._rows([0], [len(tokens) - self._prompt], 1)
+    def open(self, prompt: Sequence[int], length: int) -> Slot:
+        """See `Target.open`; the prompt is the text's own."""
+        return _Slot([])
 
-    def forward(self, last: int, draft: Draft) -> Forward:
-        """See `Target.forward`. Rows that follow recorded text are the model's own."""
-        follows = self._held + 1 - self._prompt  # of the answer, row 0 predicts this token
-        rows, places = [0], [follows]
-        children = draft.children()
-        node = -1
+    def close(self, slot: Slot) -> None:
+        """See `Target.close`."""
+
+    def forward(self, items: Sequence[Item]) -> Forward:
+        """See `Target.forward`, for one item. Rows that follow recorded text are the model's own."""
+        item = items[0]
+        held, count = len(item.slot.tokens), len(item.tokens)
+        self._staged = item.tokens
+        if held < self._prompt:
+            return self._rows([0], [held + count - self._prompt], item.wanted)
+        parents = np.arange(-1, count - 1) if item.parents is None else item.parents
+        pairs = zip(parents.tolist(), item.tokens.tolist(), strict=True)
+        children = {pair: row for row, pair in enumerate(pairs)}
+        rows, places = [0], [held + 1 - self._prompt]  # of the answer, row 0 predicts this token
         while self._prompt + places[-1] < len(self._text):
-            found = children.get((node, self._text[self._prompt + places[-1]]))
-            if found is None:
+            row = children.get((rows[-1], self._text[self._prompt + places[-1]]))
+            if row is None:
                 break
-            node = found
-            rows.append(node + 1)
+            rows.append(row)
             places.append(places[-1] + 1)
-        return self._rows(rows, places, len(draft) + 1)
+        return self._rows(rows, places, count)
 
-    def commit(self, path: Sequence[int]) -> None:
+    def commit(self, slot: Slot, rows: Sequence[int]) -> None:
         """See `Target.commit`."""
-        self._held += 1 + len(path)
+        assert isinstance(slot, _Slot)
+        slot.tokens += self._staged[list(rows)].tolist()
 
-    def activations(self) -> Activations:
+    def activations(self, slot: Slot, start: int = 0) -> Activations:
         """See `Target.activations`."""
         if self._reading is None:
             return Activations()
+        held = slice(start, len(slot.tokens))
         layer, top = self._reading.kept.layer, self._reading.kept.top
-        return Activations(None if layer is None else layer[: self._held], None if top is None else top[: self._held])
+        return Activations(None if layer is None else layer[held], None if top is None else top[held])
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """See `Target.embed`."""
         assert self._reading is not None, "a drafter that asks for embeddings gets a reading"
         return self._reading.embed(tokens)
 
-    def layer_skip(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+    def layer_skip(self, slot: Slot, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
         """A recorded answer drafts nothing.
 
         Raises:
@@ -144,8 +152,9 @@ class RecordedTarget:
         raise UsageError("a recorded answer is not a draft model", "measure drafter model with `specds decode`")
 
     def _rows(self, rows: list[int], places: list[int], count: int) -> Forward:
+        ends = (0, count)
         if self._reading is None:
-            return Forward(torch.empty(0))
+            return Forward(torch.empty(count, 0), None, ends)
         logits, hidden = self._reading.logits, self._reading.hidden
         known = len(self._text) - self._prompt
         chosen = [(row, place) for row, place in zip(rows, places, strict=True) if place < known]
@@ -159,4 +168,4 @@ class RecordedTarget:
             return filled
 
         found = fill(logits)
-        return Forward(torch.empty(0) if found is None else found, fill(hidden))
+        return Forward(torch.empty(count, 0) if found is None else found, fill(hidden), ends)

@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-import torch
 from numpy.typing import NDArray
 
 from specds.datastore.corrections import FREQUENCY, Pair, Table, check_pair, key_of, read_table
-from specds.decode.contracts import Rescue, Verdict, Verifier
+from specds.decode.contracts import Case, Rescue, Verdict, Verifier
 from specds.decode.draft import Draft
 from specds.decode.registry import option
 from specds.decode.verifiers.rejection import Picking
 from specds.decode.verifiers.walk import below, follow
-from specds.sampling import Noise, Sampling, unchecked
+from specds.sampling import Sampling, unchecked
 
 
 @dataclass(slots=True)
@@ -84,12 +83,9 @@ class Csd(Verifier):
         self._gate = gate(options.tau)
         self.memory: Memory = recall(options.table, pair, any_draft=options.any_draft, least=options.frequency)
 
-    def start(self, noise: Noise) -> None:
-        """See `Verifier.start`."""
-        self._picking.start(noise)
-
-    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+    def verify(self, case: Case) -> Verdict:
         """See `Verifier.verify`."""
+        draft, logits = case.draft, case.logits
 
         def rescue(node: int, token: int, depth: int) -> Rescue | None:
             children = below(draft, node)
@@ -105,7 +101,7 @@ class Csd(Verifier):
             row = unchecked(logits[node + 1])
             return best_child(draft, children, row, token, self._gate, counts, self._options.frequency)
 
-        return follow(draft, self._picking.over(draft, logits, position), rescue)
+        return follow(draft, self._picking.over(case), rescue)
 
 
 def gate(tau: float) -> float:

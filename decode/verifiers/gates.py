@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
-import torch
-
 from specds.datastore.corrections import FREQUENCY, Pair
-from specds.decode.contracts import Rescue, Verdict, Verifier
-from specds.decode.draft import Draft
+from specds.decode.contracts import Case, Rescue, Verdict, Verifier
 from specds.decode.registry import option
 from specds.decode.top import entropies
 from specds.decode.verifiers.csd import Csd
 from specds.decode.verifiers.walk import below, descend, follow, likeliest
 from specds.errors import UsageError
-from specds.sampling import Noise, Sampling, unchecked
+from specds.sampling import Sampling, unchecked
 
 
 class Lossy(Verifier):
@@ -39,13 +36,9 @@ class Lossy(Verifier):
         # Without a memory every divergence has been seen often enough.
         self._csd = Csd(Csd.Options(frequency=0, tau=options.tau, update=False), sampling)
 
-    def start(self, noise: Noise) -> None:
-        """See `Verifier.start`."""
-        self._csd.start(noise)
-
-    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+    def verify(self, case: Case) -> Verdict:
         """See `Verifier.verify`."""
-        return self._csd.verify(draft, logits, position)
+        return self._csd.verify(case)
 
 
 class Recurring(Verifier):
@@ -69,13 +62,9 @@ class Recurring(Verifier):
         self._csd = Csd(same, sampling, pair)
         self.memory = self._csd.memory
 
-    def start(self, noise: Noise) -> None:
-        """See `Verifier.start`."""
-        self._csd.start(noise)
-
-    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+    def verify(self, case: Case) -> Verdict:
         """See `Verifier.verify`."""
-        return self._csd.verify(draft, logits, position)
+        return self._csd.verify(case)
 
 
 class Fly(Verifier):
@@ -107,11 +96,9 @@ class Fly(Verifier):
             )
         self._options = options
 
-    def start(self, noise: Noise) -> None:
-        """See `Verifier.start`."""
-
-    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+    def verify(self, case: Case) -> Verdict:
         """See `Verifier.verify`."""
+        draft, logits = case.draft, case.logits
         own, children = cache(likeliest(logits)), draft.children()
         largest = math.log(logits.shape[-1])
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-
 from specds.datastore.corrections import Pair
-from specds.decode.contracts import NoOptions, Verdict, Verifier
-from specds.decode.draft import Draft
+from specds.decode.contracts import Case, NoOptions, Verdict, Verifier
 from specds.decode.verifiers.walk import follow, likeliest
 from specds.errors import UsageError
-from specds.sampling import Noise, Sampling
+from specds.sampling import Sampling
 
 
 class Greedy(Verifier):
@@ -31,9 +28,6 @@ class Greedy(Verifier):
                 "use --verifier sampling, or --temperature 0",
             )
 
-    def start(self, noise: Noise) -> None:
-        """See `Verifier.start`."""
-
-    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+    def verify(self, case: Case) -> Verdict:
         """See `Verifier.verify`. From another device one transfer: the argmax of every row."""
-        return follow(draft, likeliest(logits))
+        return follow(case.draft, likeliest(case.logits))

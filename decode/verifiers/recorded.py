@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
-
-from specds.decode.contracts import Verdict, Verifier
-from specds.decode.draft import Draft
+from specds.decode.contracts import Case, Verdict, Verifier
 from specds.decode.verifiers.walk import follow
-from specds.sampling import Noise
 
 
 class Recorded(Verifier):
@@ -28,12 +24,9 @@ class Recorded(Verifier):
     def __init__(self, text: Sequence[int]) -> None:
         self._text = text
 
-    def start(self, noise: Noise) -> None:
-        """See `Verifier.start`."""
-
-    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+    def verify(self, case: Case) -> Verdict:
         """See `Verifier.verify`."""
-        return follow(draft, lambda row, depth: self._at(position + depth))
+        return follow(case.draft, lambda row, depth: self._at(case.position + depth))
 
     def _at(self, position: int) -> int:
         return self._text[position] if position < len(self._text) else -1

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from specds.datastore.corrections import Pair
-from specds.decode.contracts import NoOptions, Verdict, Verifier
+from specds.decode.contracts import Case, NoOptions, Verdict, Verifier
 from specds.decode.draft import Draft
 from specds.decode.verifiers.walk import Pick, follow, likeliest
-from specds.sampling import Noise, Sampling, warp
+from specds.sampling import Sampling, warp
 
 # Token ids from here on are none of a model's: their noise decides acceptance, a model's own the draw.
 _BEYOND = 1 << 40
@@ -35,13 +34,9 @@ class Rejection(Verifier):
     def __init__(self, options: NoOptions, sampling: Sampling, pair: Pair | None = None) -> None:
         self._picking = Picking(sampling)
 
-    def start(self, noise: Noise) -> None:
-        """See `Verifier.start`."""
-        self._picking.start(noise)
-
-    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+    def verify(self, case: Case) -> Verdict:
         """See `Verifier.verify`."""
-        return follow(draft, self._picking.over(draft, logits, position))
+        return follow(case.draft, self._picking.over(case))
 
 
 class Picking:
@@ -49,29 +44,24 @@ class Picking:
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
-        self._noise = Noise.of(sampling.seed, ())
 
-    def start(self, noise: Noise) -> None:
-        """A new request, with its noise."""
-        self._noise = noise
-
-    def over(self, draft: Draft, logits: torch.Tensor, position: int) -> Pick:
-        """For one draft; `position` is that of the token that row 0 predicts."""
+    def over(self, case: Case) -> Pick:
+        """For one draft."""
+        draft, logits = case.draft, case.logits
         if self._sampling.greedy:
             return likeliest(logits)
         below: dict[int, list[int]] = {}
         for node, parent in enumerate(draft.parents.tolist()):
             below.setdefault(parent, []).append(node)
-        return lambda row, depth: self._token(draft, below, logits[row], row - 1, position + depth)
+        return lambda row, depth: self._token(case, below, row - 1, case.position + depth)
 
-    def _token(
-        self, draft: Draft, below: Mapping[int, list[int]], logits: torch.Tensor, node: int, position: int
-    ) -> int:
-        kept, scaled = warp(logits, self._sampling)
+    def _token(self, case: Case, below: Mapping[int, list[int]], node: int, position: int) -> int:
+        draft = case.draft
+        kept, scaled = warp(case.logits[node + 1], self._sampling)
         p = np.exp(scaled - scaled.max())
         p /= p.sum()
         drafted = below.get(node, [])
-        draws = np.exp(-np.exp(-self._noise.gumbel(position, _BEYOND + np.arange(len(drafted)))))  # uniform
+        draws = np.exp(-np.exp(-case.noise.gumbel(position, _BEYOND + np.arange(len(drafted)))))  # uniform
         for draw, child in zip(draws, drafted, strict=True):
             token = int(draft.tokens[child])
             q = _proposed(draft, child, kept, token)
@@ -86,7 +76,7 @@ class Picking:
                 return token
             p /= total
         with np.errstate(divide="ignore"):
-            return int(kept[(np.log(p) + self._noise.gumbel(position, kept)).argmax()])
+            return int(kept[(np.log(p) + case.noise.gumbel(position, kept)).argmax()])
 
 
 def _proposed(draft: Draft, child: int, kept: NDArray[np.int64], token: int) -> NDArray[np.float64]:

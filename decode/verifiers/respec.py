@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 
 from specds.datastore.corrections import Pair
-from specds.decode.contracts import Rescue, Verdict, Verifier
+from specds.decode.contracts import Case, Rescue, Verdict, Verifier
 from specds.decode.draft import Draft
 from specds.decode.registry import option
 from specds.decode.verifiers.walk import below, descend, follow, likeliest
 from specds.errors import UsageError
-from specds.sampling import Noise, Sampling, unchecked
+from specds.sampling import Sampling, unchecked
 
 
 class Relaxed(Verifier):
@@ -52,11 +52,9 @@ class Relaxed(Verifier):
             )
         self._options = options
 
-    def start(self, noise: Noise) -> None:
-        """See `Verifier.start`."""
-
-    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+    def verify(self, case: Case) -> Verdict:
         """See `Verifier.verify`."""
+        draft, logits = case.draft, case.logits
         options, children = self._options, draft.children()
         own = cache(likeliest(logits))
         attempts = options.attempts if options.tau > 0 else 0

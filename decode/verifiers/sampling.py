@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-
 from specds.datastore.corrections import Pair
-from specds.decode.contracts import NoOptions, Verdict, Verifier
-from specds.decode.draft import Draft
+from specds.decode.contracts import Case, NoOptions, Verdict, Verifier
 from specds.decode.verifiers.walk import follow
-from specds.sampling import Noise, Sampling, pick, pick_rows
+from specds.sampling import Sampling, pick, pick_rows
 
 
 class PositionKeyed(Verifier):
@@ -24,16 +21,12 @@ class PositionKeyed(Verifier):
 
     def __init__(self, options: NoOptions, sampling: Sampling, pair: Pair | None = None) -> None:
         self._sampling = sampling
-        self._noise = Noise.of(sampling.seed, ())
 
-    def start(self, noise: Noise) -> None:
-        """See `Verifier.start`."""
-        self._noise = noise
-
-    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
+    def verify(self, case: Case) -> Verdict:
         """See `Verifier.verify`. On a GPU every row is drawn there, with one transfer."""
+        draft, logits, position, noise = case.draft, case.logits, case.position, case.noise
         if logits.device.type != "cpu":
             depths = [0, *draft.depths().tolist()]
-            picks = pick_rows(logits, self._sampling, self._noise, [position + depth for depth in depths])
+            picks = pick_rows(logits, self._sampling, noise, [position + depth for depth in depths])
             return follow(draft, lambda row, depth: picks[row])
-        return follow(draft, lambda row, depth: pick(logits[row], self._sampling, self._noise, position + depth))
+        return follow(draft, lambda row, depth: pick(logits[row], self._sampling, noise, position + depth))

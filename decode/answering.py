@@ -1,0 +1,160 @@
+"""Answers: prompts become requests, turn by turn, and their steps become answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from specds.decode.contracts import Step
+from specds.decode.counters import Counters
+from specds.decode.request import Request
+from specds.errors import PromptError, SpecdsError
+from specds.reading.ahead import Ahead
+from specds.reading.conversation import Conversation
+from specds.reading.prompts import BadRow, Prompt
+
+if TYPE_CHECKING:
+    from specds.decode.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The model's answer to one turn of a conversation.
+
+    Attributes:
+        text: without special tokens.
+        tokens: every committed token id, a stop token included.
+        finish_reason: `stop` (a stop token), `length` (max_new_tokens) or `context` (the model's context is full).
+        prompt: the token ids that were answered, template and history included.
+        steps: the trace.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    prompt: tuple[int, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The model's answers to all turns of one prompt."""
+
+    id: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def text(self) -> str:
+        """The last turn's text."""
+        return self.turns[-1].text
+
+    @property
+    def counters(self) -> Counters:
+        """What the steps of all turns add up to."""
+        return Counters.of(step for turn in self.turns for step in turn.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What came of one prompt.
+
+    Attributes:
+        number: which of the prompts it is, from 0 on.
+        prompt: itself.
+        answer: None where it could not be answered.
+        error: why not.
+    """
+
+    number: int
+    prompt: Prompt | BadRow
+    answer: Answer | None = None
+    error: SpecdsError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A prompt that is being answered."""
+
+    number: int
+    prompt: Prompt | BadRow
+    conversation: Conversation | None
+    turns: list[Turn] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+
+class Answering:
+    """Turns prompts into requests (a `Source`), and the requests' steps into answers.
+
+    The next turn of a prompt goes before other prompts.
+    """
+
+    def __init__(self, engine: Engine, prompts: Iterable[Prompt | BadRow], max_new_tokens: int) -> None:
+        self._engine, self._max_new_tokens = engine, max_new_tokens
+        self._ahead = prompts if isinstance(prompts, Ahead) else None
+        self._prompts = iter(prompts)
+        self._begun = 0
+        self._turns: deque[_Open] = deque()
+        self._open: dict[Request, _Open] = {}
+        self._finished: list[Answered] = []
+
+    def take(self, wait: bool) -> Request | None:
+        """See `Source.take`."""
+        opened = self._turns.popleft() if self._turns else self._next(wait)
+        if opened is None:
+            return None
+        try:
+            if isinstance(opened.prompt, BadRow):
+                raise opened.prompt.error
+            assert opened.conversation is not None
+            tokens = opened.conversation.tokens(self._engine.model.tokenizer)
+            request = self._engine.request(tokens, self._max_new_tokens)
+        except PromptError as error:
+            request = Request.failed(error)
+        self._open[request] = opened
+        return request
+
+    def observe(self, request: Request) -> None:
+        """A request has made a step, or failed."""
+        opened = self._open[request]
+        if request.error is not None:
+            del self._open[request]
+            self._finished.append(Answered(opened.number, opened.prompt, error=request.error))
+            return
+        assert request.step is not None
+        opened.steps.append(request.step)
+        if not request.done:
+            return
+        del self._open[request]
+        opened.turns.append(self._turn(request, tuple(opened.steps)))
+        opened.steps = []
+        assert opened.conversation is not None
+        opened.conversation.answered(opened.turns[-1].text)
+        if opened.conversation.done:
+            answer = Answer(opened.prompt.id, tuple(opened.turns))
+            self._finished.append(Answered(opened.number, opened.prompt, answer))
+        else:
+            self._turns.append(opened)
+
+    def finished(self) -> Iterator[Answered]:
+        """What is done since this was last asked."""
+        finished, self._finished = self._finished, []
+        return iter(finished)
+
+    def _next(self, wait: bool) -> _Open | None:
+        row = next(self._prompts, None) if self._ahead is None else self._ahead.take(wait)
+        if row is None:
+            return None
+        self._begun += 1
+        return _Open(self._begun - 1, row, Conversation(row) if isinstance(row, Prompt) else None)
+
+    def _turn(self, request: Request, steps: tuple[Step, ...]) -> Turn:
+        tokens = tuple(token for step in steps for token in step.tokens)
+        if tokens[-1] in request.stop_tokens:
+            reason = "stop"
+        elif len(tokens) < self._max_new_tokens:
+            reason = "context"
+        else:
+            reason = "length"
+        return Turn(self._engine.model.tokenizer.decode(tokens), tokens, reason, tuple(request.prompt), steps)
