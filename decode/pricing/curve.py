@@ -17,6 +17,8 @@ _TRUSTED, _FORGOTTEN, _LEAP = 4, 32, 2.0
 _LEAST_PASSES, _PROMPT_ROWS = 10, 128
 # How many tokens apart contexts must be for a straight line through them.
 _APART = 32
+# Seconds; no pass takes less.
+_LEAST_COST = 1e-9
 MOST_ROWS = 4096
 """Most rows of a pass that a curve is about."""
 # Passes after which a correction is not believed any more: the machine may be busier, or less busy, again.
@@ -200,7 +202,9 @@ def pass_costs(prices: Prices, load: Load, most: int) -> NDArray[np.float64]:
     cost = np.empty(most + 2)
     cost[0], cost[1:] = 0.0, every[first : first + most + 1]
     if load.prompt_rows:
-        cost[1:] -= every[load.prompt_rows]
+        # Where more query tokens seem to cost nothing, they still cost what they do beyond.
+        least = _slope_beyond(every) * np.arange(requests, requests + most + 1)
+        cost[1:] = np.maximum(cost[1:] - every[load.prompt_rows], np.maximum(least, _LEAST_COST))
     if requests > 1:
         cost[1:] += (requests - 1) * max(0.0, float(every[1] - prices.at(0)[1]))
     return cost
@@ -211,9 +215,13 @@ def _longer(every: NDArray[np.float64], length: int) -> NDArray[np.float64]:
     known = len(every) - 1
     if length <= known + 1:
         return every
-    half = known // 2
-    slope = (every[known] - every[half]) / max(known - half, 1)
-    return np.concatenate([every, every[known] + slope * np.arange(1, length - known)])
+    return np.concatenate([every, every[known] + _slope_beyond(every) * np.arange(1, length - known)])
+
+
+def _slope_beyond(every: NDArray[np.float64]) -> float:
+    """Seconds of one more query token, over the last half of what is known."""
+    known = len(every) - 1
+    return float(every[known] - every[known // 2]) / max(known - known // 2, 1)
 
 
 class Corrected:
