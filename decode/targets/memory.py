@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import resource
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ _MEMINFO, _STATUS = Path("/proc/meminfo"), Path("/proc/self/statm")
 _CGROUP = Path("/sys/fs/cgroup")
 # Where nobody says how much there is.
 _UNKNOWN = 4 << 30
+# Python knows the flag from 3.13 on. Without it a process with some engines could not fork.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 # More tokens are never held at once.
 _MOST_PAGES = 1 << 20
 
@@ -74,7 +77,7 @@ class Arena:
         count = max(1, min(size // page, _MOST_PAGES))
         while True:
             try:
-                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
                 memory = mmap.mmap(-1, count * page, flags=flags)
                 break
             except (OSError, MemoryError, ValueError) as error:  # a limit that nobody told us
