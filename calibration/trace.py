@@ -117,7 +117,9 @@ class TraceWriter:
             for batch in self._old(wanted):
                 kept = kept.and_more(batch.column("forward_pass").to_pylist())
         except (ValueError, TypeError) as error:
-            raise OutputError(f"{self._path} is not a trace: its passes have no numbers", "choose another --trace") from error
+            raise OutputError(
+                f"{self._path} is not a trace: its passes have no numbers", "choose another --trace"
+            ) from error
         try:
             kept = self._rows.keep(wanted, kept)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -268,7 +270,7 @@ class _Journal:
             yield rows
 
     def keep(self, wanted: _Wanted, kept: _Kept) -> _Kept:
-        """Cut off what follows the last wanted turn, and what a crash left of a turn; returns what stays, and `kept`."""
+        """Cut off what follows the last wanted turn, and what a crash left of a turn; returns `kept` and more."""
         import pyarrow as pa
 
         end = 0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def decode(
     prompts: options.JobOptions,
     decoding: options.DecodingOptions,
+    parallel: options.ParallelOptions,
     sampling: options.SamplingOptions,
     target: options.TargetOptions,
     config: Annotated[
@@ -51,9 +52,7 @@ def decode(
         Path | None,
         typer.Option("--output", "-o", help="Write answers to this file; those it holds already are not done again."),
     ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write one row for each forward pass to this Parquet file.")
-    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write one row for each step to this Parquet file.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first prompt that fails.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -62,7 +61,9 @@ def decode(
     Answers go to stdout as JSON lines, in the order of the prompts, each as soon as it is there: id, text,
     token ids, finish reason and counters. A prompt that cannot be answered gets a record with an `error`; the
     others go on, and the exit code is 1. With a lossless verifier the texts are the model's own, whatever the
-    drafter.
+    drafter and however many are answered at once. Those that count (csd, ocm) learn from all requests step by
+    step: the same texts again take the same --parallel, and a --budget that is a number. Prompts of a pipe are begun
+    as they come.
 
     [dim]specds decode -p todo.jsonl --store code.ds --drafter dresd > answers.jsonl[/dim]
     [dim]echo 'Name three primes.' | specds decode -p - | jq -r .text[/dim]
@@ -82,6 +83,7 @@ def decode(
     from specds.decode.job import Job
     from specds.errors import UsageError
 
+    parallel.check()
     picking = sampling.sampling()
     judging = options.settings(verifier_option or [], "--verifier-set")
     if table is not None:
@@ -111,7 +113,8 @@ def decode(
     drafting = decoding.drafting(target)
     with options.reading(language_model, quiet):
         # The stores are opened once more: loading takes a while, and a writer may have replaced an index meanwhile.
-        engine = Engine(language_model, replace(method, draft_model=drafting), picking, target.runtime)
+        method = replace(method, draft_model=drafting)
+        engine = Engine(language_model, method, picking, target.runtime, parallel.memory())
     if not quiet:
         _remark(note, stores, engine)
         if engine.memory is not None:
@@ -120,6 +123,7 @@ def decode(
         raise UsageError(f"--verifier {verifier} counts no divergences", "--update-table goes with csd or ocm")
     plain = PlainDecoding(engine)
     counted = prompts.total(prompts.limit)
+    requests = parallel.choose(engine, first, decoding.max_new_tokens, counted)
     learned = TableUpdates(table if update_table else None, engine)
     with contextlib.ExitStack() as stack:
         tracer = stack.enter_context(TraceWriter(trace, resumable=output is not None)) if trace is not None else None
@@ -134,8 +138,8 @@ def decode(
         stack.enter_context(contextlib.closing(learned))
         update = stack.enter_context(bar("decoding", counted, quiet=quiet))
         update(len(held), None, -1.0)
-        job = Job(engine, decoding.max_new_tokens, file)
-        for done in job.run(itertools.chain([first], rows)):
+        job = Job(engine, decoding.max_new_tokens, file, requests)
+        for done in job.run(itertools.chain([first], rows), streamed=prompts.streamed):
             if done.answer is not None:
                 plain.saw(done.answer)
                 if tracer is not None:
@@ -145,7 +149,7 @@ def decode(
             if done.error is not None and strict:
                 raise done.error
             learned.saw(0 if done.answer is None else done.answer.counters.tokens)
-            update(done.number + 1, None, job.counters.tokens_per_second)
+            update(done.number + 1, None, job.tokens_per_second)
     if not quiet:
         _summary(job, plain.seconds())
     if job.failed or any(one.failed for one in held):
@@ -204,7 +208,8 @@ def _summary(job: Job, plain: float | None) -> None:
     engine, counters = job.engine, job.counters
     judge = verifier_name(engine.method.verifier, engine.sampling)
     exact = "lossless" if engine.lossless else "lossy"
-    title = f"{engine.method.drafter}, verified by {judge} ({exact}), {engine.chosen_runtime} runtime"
+    at_once = "one request at a time" if job.parallel == 1 else f"{job.parallel} requests at once"
+    title = f"{engine.method.drafter}, verified by {judge} ({exact}), {engine.chosen_runtime} runtime, {at_once}"
     table = Table(title=title, title_justify="left")
     for name in ("prompts", "tokens", "steps", "MAT", "acceptance", "per node", "tokens/s", "drafting"):
         table.add_column(name, justify="right")
@@ -215,13 +220,14 @@ def _summary(job: Job, plain: float | None) -> None:
         f"{counters.mat:.2f}",
         f"{counters.acceptance:.1%}" if counters.drafted else "–",
         f"{counters.node_acceptance:.1%}" if counters.drafted else "–",
-        f"{counters.tokens_per_second:.1f}",
+        f"{job.tokens_per_second:.1f}",
         f"{counters.drafting_share:.1%}",
     )
     console.print(table)
     if plain is not None and counters.seconds:
+        many = "" if job.parallel == 1 else " of as many requests at once"
         note(
-            f"about {plain / counters.seconds:.2f} × plain decoding, by what its forward passes take here; "
+            f"about {plain / counters.seconds:.2f} × plain decoding{many}, by what its forward passes take here; "
             "`specds bench` measures it"
         )
     if counters.rescued:
