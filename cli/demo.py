@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Logits of two float32 runtimes differ by less than this.
 _NEAR_TIE = 1e-3
+# Tokens of an answer of the corpus.
+_LENGTH = 160
 _PROMPTS = Path(__file__).parent / "demo"
 
 
@@ -30,12 +32,13 @@ def demo(
     max_new_tokens: options.MaxNewTokens = 96,
     limit: Annotated[int, typer.Option(min=1, help="Only the first so many of the new prompts.")] = 8,
     budget: options.Budget = "auto",
+    parallel: options.ParallelOptions = options.ParallelOptions(),
 ) -> None:
     """Run the whole pipeline on prompts that come with specds.
 
-    generate → build-suffix → build-dense → decode new prompts with every drafter, then a table: MAT, acceptance
-    and speed against plain decoding on the same runtime and against transformers' own generate, and whether
-    the texts are the same, token for token.
+    generate (many requests at once) → build-suffix → build-dense → decode new prompts with every drafter, one at a
+    time, then a table: MAT, acceptance and speed against plain decoding on the same runtime and against transformers'
+    own generate, and whether the texts are the same, token for token.
     """
     import time
 
@@ -44,6 +47,7 @@ def demo(
     from specds.reading.conversation import Conversation
     from specds.reading.prompts import Prompt, read_prompts
 
+    parallel.check()
     most = options.budget(budget)
     language_model = target.target()
 
@@ -56,7 +60,7 @@ def demo(
 
     path = (output or cache_directory("demo")) / f"assistant-{language_model.fingerprint[:8]}.ds"
     path.parent.mkdir(parents=True, exist_ok=True)
-    store = _filled(path, language_model)
+    store = _filled(path, language_model, target, parallel)
     asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:limit]
     note(f"4. decode: {len(asked)} new prompts, greedy, at most {max_new_tokens} tokens each, drafter after drafter")
     drafters = {name: drafter_class(name) for name in DRAFTERS}
@@ -66,6 +70,7 @@ def demo(
             language_model,
             Method(name, stores=(store,) if kind.indexes else (), budget=most),
             runtime=target.runtime,
+            kv_memory=parallel.memory(),
         )
         for name, kind in drafters.items()
         if kind.draft_model is not Use.ALWAYS
@@ -102,21 +107,27 @@ def demo(
     note(f"Next: specds inspect {path}; specds decode -p yours.jsonl -s {path} -d dresd")
 
 
-def _filled(path: Path, model: LanguageModel) -> Store:
+def _filled(
+    path: Path, model: LanguageModel, target: options.TargetOptions, parallel: options.ParallelOptions
+) -> Store:
     """The demo's datastore with its indexes; what is there already is not made again."""
     from specds.cli.render import bar, note, working
     from specds.datastore.build_dense import build_dense
     from specds.datastore.build_suffix import build_suffix
-    from specds.datastore.generation import GenerationOptions, generate
     from specds.datastore.store import create_store, open_store
+    from specds.decode.engine import Engine
+    from specds.decode.generation import GenerationOptions, generate
+    from specds.decode.method import AUTO, Method
     from specds.reading.prompts import read_prompts
 
     corpus = list(read_prompts([str(_PROMPTS / "corpus.jsonl")]))
     note(f"1. generate: {model.name} answers {len(corpus)} prompts of a code assistant → {path}")
     store = create_store(path, model.tokenizer)
-    wanted = GenerationOptions(max_new_tokens=160, source="demo")
-    with bar("generating the corpus (about two minutes, once)", None) as update:
-        report = generate(store, model, corpus, wanted, lambda done, total, tokens: update(done, total, -1.0))
+    engine = Engine(model, Method(AUTO), runtime=target.runtime, kv_memory=parallel.memory())
+    requests = parallel.choose(engine, corpus[0], _LENGTH, len(corpus))
+    wanted = GenerationOptions(max_new_tokens=_LENGTH, source="demo", parallel=requests)
+    with bar("generating the corpus (once)", None) as update:
+        report = generate(store, engine, corpus, wanted, lambda done, total, tokens: update(done, total, -1.0))
     note(f"   {report.documents} new answers, {report.tokens:,} tokens; {report.present} were there already")
     store = open_store(path, model.tokenizer)
     for number, kind in ((2, "suffix"), (3, "dense")):

@@ -92,8 +92,8 @@ def _table(title: str, found: Explanation) -> None:
     )
     if found.passes < found.steps:
         out.print(
-            f"{found.steps / found.passes:.1f} requests shared a forward pass on average: seconds are shares of passes, "
-            "by query tokens, and without drafts as many would share them"
+            f"{found.steps / found.passes:.1f} requests shared a forward pass on average: seconds are shares of "
+            "passes, by query tokens, and without drafts as many would share them"
         )
     table = Table(title="by source; a token can have several", title_justify="left")
     table.add_column("source", overflow="fold")
