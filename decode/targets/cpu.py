@@ -231,8 +231,11 @@ class CpuTarget:
     def _copy(self, source: int, target: int, count: int) -> None:
         """The first tokens of a page into another."""
         self._held.copy(source, target, count)
-        for numbers, size in ((self._keys, self._page_keys), (self._values, self._page_values)):
-            numbers[target * size : (target + 1) * size] = numbers[source * size : (source + 1) * size]
+        panels = -(-count // LANES)
+        keys = self._keys.reshape(-1, self._lines, PAGE // LANES, self._head * LANES)
+        keys[target, :, :panels] = keys[source, :, :panels]
+        values = self._values.reshape(-1, self._lines, self._padded // LANES, PAGE, LANES)
+        values[target, :, :, :count] = values[source, :, :, :count]
 
     def _reserve(self, length: int) -> None:
         """Work space for texts of so many tokens; it grows by half."""
