@@ -18,20 +18,17 @@ from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
-import torch
-
-from specds.decode.contracts import Verdict, Verifier
-from specds.decode.draft import Draft
+from specds.decode.contracts import Case, Verdict, Verifier
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.decode.verifiers import make_verifier
 from specds.model import load_model
 from specds.reading.prompts import Prompt, read_prompts
-from specds.sampling import Noise, Sampling
+from specds.sampling import Sampling
 
 
 @dataclass(slots=True)
-class Both:
+class Both(Verifier):
     """A lossy verifier; the strict one sees its drafts too, and in turns the first of them is timed.
 
     Attributes:
@@ -43,19 +40,15 @@ class Both:
     lossless: bool = False
     times: tuple[list[tuple[float, bool]], list[tuple[float, bool]]] = field(default_factory=lambda: ([], []))
 
-    def start(self, noise: Noise) -> None:
-        self.lossy.start(noise)
-        self.strict.start(noise)
-
-    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
-        if not len(draft):
-            return self.lossy.verify(draft, logits, position)
+    def verify(self, case: Case) -> Verdict:
+        if not len(case.draft):
+            return self.lossy.verify(case)
         strictly = len(self.times[0]) < len(self.times[1])
         began = perf_counter()
-        verdict = (self.strict if strictly else self.lossy).verify(draft, logits, position)
+        verdict = (self.strict if strictly else self.lossy).verify(case)
         seconds = perf_counter() - began
         if strictly:
-            verdict = self.lossy.verify(draft, logits, position)
+            verdict = self.lossy.verify(case)
         self.times[0 if strictly else 1].append((seconds, bool(verdict.rescues)))
         return verdict
 

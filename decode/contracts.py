@@ -403,6 +403,9 @@ class Target(Protocol):
     def close(self, slot: Slot) -> None:
         """The request is done. What it held may serve later ones, as long as there is room."""
 
+    def forget(self) -> None:
+        """What requests held that are done serves no later ones."""
+
     def forward(self, items: Sequence[Item]) -> Forward:
         """One masked pass over the tokens of all items, of different slots. Its results are valid until the next pass.
 

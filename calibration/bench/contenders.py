@@ -91,7 +91,7 @@ class Ours:
 
     def answer(self, prompt: Prompt, max_new_tokens: int) -> Measured:
         """See `Contender.answer`. Nothing of an earlier request is left in the cache when the clock starts."""
-        self._target.prefill([0])
+        self._target.forget()
         self._target.passes = 0
         began = perf_counter()
         answer = self._engine.answer(prompt, max_new_tokens)
