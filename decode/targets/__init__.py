@@ -38,8 +38,13 @@ def require_runtime(model: LanguageModel, runtime: str) -> None:
         )
 
 
-def make_target(model: LanguageModel, runtime: str = "auto", captures: Captures | None = None) -> Target:
+def make_target(
+    model: LanguageModel, runtime: str = "auto", captures: Captures | None = None, *, memory: int | None = None
+) -> Target:
     """The target of a model.
+
+    Args:
+        memory: bytes of its key-value cache, at most; None: half of what is free.
 
     Raises:
         UsageError: no such runtime, or the model has no such layer.
@@ -54,5 +59,5 @@ def make_target(model: LanguageModel, runtime: str = "auto", captures: Captures 
 
         if model.architecture not in TESTED:
             check_tree_attention(model)
-    target: Target = load(TARGETS, runtime, "runtime")(model, captures)
+    target: Target = load(TARGETS, runtime, "runtime")(model, captures, memory=memory)
     return target
