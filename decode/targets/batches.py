@@ -165,6 +165,26 @@ def _look(parents: Any, first: Any, starts: Any, window: int, seen: Any, positio
                     above = parents[begin + above]
 
 
+def calls_of(work: Pass, *, alone: int, row_price: float, position_price: float) -> list[list[int]]:
+    """Which items of a pass go side by side, each call's by number, ascending.
+
+    Args:
+        alone: an item of so many rows is by itself.
+        row_price, position_price: what a row more, or a position looked at, costs of each item in a call; a call itself
+            costs 1.
+    """
+    sizes = work.sizes
+    calls = [[item] for item in np.flatnonzero(sizes >= alone).tolist()]
+    short = np.flatnonzero(sizes < alone)
+    if len(short):
+        # Contexts of about one length are as good as equal: fewer ways to share them out are looked at.
+        spans = -(-work.ends // PAGE) * PAGE
+        for similar in shared_calls(sizes[short], row_price):
+            several = short[similar]
+            calls += [several[part].tolist() for part in shared_calls(spans[several], position_price)]
+    return calls
+
+
 def shared_calls(sizes: Sequence[int] | NDArray[np.int64], price: float) -> list[list[int]]:
     """Which items go together into a call that pads all of them to the largest, so that all calls cost least.
 

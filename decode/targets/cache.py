@@ -119,15 +119,15 @@ def buffers(network: Any) -> list[Buffer]:
 
 
 def _passed(tensor: torch.Tensor, states: torch.Tensor, call: Call) -> torch.Tensor:
-    """Write states [lines, heads, n, head] into [rows, heads, head]; what is looked at, [lines, heads, span, head]."""
-    rows = states.transpose(1, 2).flatten(0, 1)
+    """Write states [lines, heads, n, head] into [heads, rows, head]; what is looked at, [lines, heads, span, head]."""
+    rows = states.transpose(0, 1).flatten(1, 2)
     if call.cells is not None:
-        rows = rows[call.cells.to(rows.device)]
+        rows = rows.index_select(1, call.cells.to(rows.device))
     if isinstance(call.writes, slice):
-        tensor[call.writes] = rows
+        tensor[:, call.writes] = rows
     else:
-        tensor.index_copy_(0, call.writes.to(tensor.device), rows)
+        tensor.index_copy_(1, call.writes.to(tensor.device), rows)
     if isinstance(call.reads, slice):
-        return tensor[call.reads].transpose(0, 1)[None]
-    found = tensor.index_select(0, call.reads.to(tensor.device))
-    return found.unflatten(0, (call.lines, -1)).transpose(1, 2)
+        return tensor[:, call.reads][None]
+    found = tensor.index_select(1, call.reads.to(tensor.device))
+    return found.view(len(found), call.lines, -1, found.shape[2]).transpose(0, 1)

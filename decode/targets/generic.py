@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specds.decode.contracts import Activations, Captures, Forward, Item
 from specds.decode.draft import check_tokens
-from specds.decode.targets.batches import Pass, shared_calls, side_by_side
+from specds.decode.targets.batches import Pass, calls_of, side_by_side
 from specds.decode.targets.cache import Call, Rows, SlotCache, buffers
 from specds.decode.targets.held import Held, most_wanted
 from specds.decode.targets.memory import memory_for, pages_within
@@ -144,7 +144,7 @@ class HuggingFaceTarget:
         self._pool.settle()
         states = np.empty((len(work.tokens), self._config.hidden_size), np.float32) if self._captures.layer else None
         logits, hidden = _Wanted(items), _Wanted(items)
-        for numbers in self._calls(work):
+        for numbers in calls_of(work, alone=_ALONE, row_price=1 / _ROWS, position_price=self._position_price):
             most = max(1, *(items[number].wanted for number in numbers))
             output = self._call(work, numbers, most, states)
             logits.take(numbers, output)
@@ -152,19 +152,6 @@ class HuggingFaceTarget:
                 hidden.take(numbers, captured[:, -most:])
         ends = [0, *np.cumsum([item.wanted for item in items]).tolist()]
         return Forward(logits.rows(), hidden.rows() if self._captures.hidden else None, ends), states
-
-    def _calls(self, work: Pass) -> list[list[int]]:
-        """Which items share a call of the network."""
-        sizes = work.sizes
-        calls = [[item] for item in np.flatnonzero(sizes >= _ALONE).tolist()]
-        if not (short := np.flatnonzero(sizes < _ALONE)).size:
-            return calls
-        # Contexts of about one length are as good as equal: fewer ways to share them out are looked at.
-        spans = -(-work.ends // PAGE) * PAGE
-        for similar in shared_calls(sizes[short], 1 / _ROWS):
-            several = short[similar]
-            calls += [several[part].tolist() for part in shared_calls(spans[several], self._position_price)]
-        return calls
 
     def _call(self, work: Pass, numbers: list[int], most: int, states: NDArray[np.float32] | None) -> torch.Tensor:
         """Logits [lines, most, vocabulary] of the last rows of some items.
@@ -323,7 +310,8 @@ def _compare_with_branches(model: LanguageModel, tolerance: float) -> None:
             spread = float(alone.max() - alone.min())
             if float((rows.float() - alone).abs().max()) > tolerance * max(spread, 1e-3):
                 raise UnsupportedModel(
-                    f"{model.name} ({type(model.network).__name__}) gives other logits for a tree than for its branches",
+                    f"{model.name} ({type(model.network).__name__}) gives other logits for a tree than for its "
+                    "branches",
                     "its attention ignores the mask or the position ids; specds cannot decode with it",
                 )
     except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:

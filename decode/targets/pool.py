@@ -1,4 +1,7 @@
-"""Keys and values of all slots as torch tensors: a row for each token, PAGE of them to a page."""
+"""Keys and values of all slots as torch tensors: a row for each token, PAGE of them to a page.
+
+The rows of a head stand together, so that attention reads what lies side by side.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,8 @@ class Pool:
         most: pages, at most.
 
     Attributes:
-        tensors: float[rows + 1, heads, head], one of each kind; the last row is nobody's. Nothing but what was written
-            to rows is sure to be a number.
+        tensors: float[heads, rows + 1, head], one of each kind; the last row is nobody's. What was not written to may be
+            no number.
     """
 
     def __init__(self, kinds: Sequence[Buffer], most: int) -> None:
@@ -59,9 +62,9 @@ class Pool:
         room = min(self._most, max(pages, _FEW, self._pages * 3 // 2))
         # One after the other: never two copies of all.
         for number, kind in enumerate(self._kinds):
-            larger = torch.empty((room * PAGE + 1, kind.heads, kind.head), dtype=kind.dtype, device=kind.device)
+            larger = torch.empty((kind.heads, room * PAGE + 1, kind.head), dtype=kind.dtype, device=kind.device)
             if self._pages:
-                larger[: self.spare] = self.tensors[number][: self.spare]
+                larger[:, : self.spare] = self.tensors[number][:, : self.spare]
                 self.tensors[number] = larger
             else:
                 self.tensors.append(larger)
@@ -80,13 +83,14 @@ class Pool:
         sources, targets = (torch.from_numpy(np.concatenate(side)) for side in zip(*self._moves, strict=True))
         self._moves = []
         for tensor in self.tensors:
-            kept = tensor.index_select(0, sources.to(tensor.device))
-            tensor.index_copy_(0, targets.to(tensor.device), kept)
+            kept = tensor.index_select(1, sources.to(tensor.device))
+            tensor.index_copy_(1, targets.to(tensor.device), kept)
 
     @torch.inference_mode()
-    def copy(self, source: int, target: int, count: int) -> None:
-        """The first tokens of a page are those of another."""
-        self.reserve(max(source, target) + 1)
+    def copy(self, source: int, target: int, count: int) -> bool:
+        """The first tokens of a page are those of another; whether tensors are others now."""
+        changed = self.reserve(max(source, target) + 1)
         self.settle()
         for tensor in self.tensors:
-            tensor[target * PAGE : target * PAGE + count] = tensor[source * PAGE : source * PAGE + count]
+            tensor[:, target * PAGE : target * PAGE + count] = tensor[:, source * PAGE : source * PAGE + count]
+        return changed
