@@ -128,9 +128,7 @@ class Remembering:
 
 
 def copied(forward: Forward) -> Forward:
-    return Forward(
-        forward.logits.clone(), None if forward.hidden is None else forward.hidden.clone(), forward.ends
-    )
+    return Forward(forward.logits.clone(), None if forward.hidden is None else forward.hidden.clone(), forward.ends)
 
 
 def share_targets(engines: Iterable[Engine]) -> None:
