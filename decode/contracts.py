@@ -75,11 +75,13 @@ class Captures:
         hidden: the final-normed states of the rows of logits.
         layer: the residual stream behind this layer (1 is the first), of all tokens; 0: of none.
         top: the likeliest tokens after all tokens, those of the prompt too.
+        logits: whether there are any; without them a pass is only good for what else is captured.
     """
 
     hidden: bool = False
     layer: int = 0
     top: bool = False
+    logits: bool = True
 
 
 class Slot(Protocol):

@@ -30,8 +30,12 @@ int64 = cast(Callable[[Any], int], np.int64)
 
 
 def compiled(function: F) -> F:
-    """Compile `function` on its first call, keep the machine code on disk, and release the GIL while it runs."""
-    return cast(F, _cached(numba.njit(nogil=True)(function), function))
+    """Compile `function` on its first call, keep the machine code on disk, and release the GIL while it runs.
+
+    Strict arithmetic is asked for by name: what is not said is taken over from whoever calls the function first, a loose
+    one included, and would be kept on disk so.
+    """
+    return cast(F, _cached(numba.njit(nogil=True, fastmath=False)(function), function))
 
 
 def compiled_inside(function: F) -> F:
@@ -39,7 +43,7 @@ def compiled_inside(function: F) -> F:
 
     Such a function makes no array and returns none, slices included; the first is refused, the second is not.
     """
-    return cast(F, _cached(numba.njit(nogil=True, _nrt=False)(function), function))
+    return cast(F, _cached(numba.njit(nogil=True, fastmath=False, _nrt=False)(function), function))
 
 
 def compiled_loosely(function: F) -> F:

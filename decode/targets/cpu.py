@@ -152,12 +152,13 @@ class CpuTarget:
         asked = len(run.wanted)
         states = np.empty((asked, model.shape[layout.HIDDEN]), np.float32)
         captured = np.empty((len(tokens) if layer else 0, model.shape[layout.HIDDEN]), np.float32)
+        shown_rows = asked if self._captures.logits else 0
         # Rows of logits end on a whole panel; what is behind the vocabulary is never shown.
-        if len(self._logits) < asked * self._line:
-            self._logits = np.zeros(asked * self._line, np.float32)
-        logits = self._logits[: asked * self._line]
+        if len(self._logits) < shown_rows * self._line:
+            self._logits = np.zeros(shown_rows * self._line, np.float32)
+        logits = self._logits[: shown_rows * self._line]
         self._compute(model, run, layout.Results(states, captured, logits))
-        shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
+        shown = torch.from_numpy(logits.reshape(shown_rows, self._line)[:, : self._vocabulary])
         hidden = torch.from_numpy(states) if self._captures.hidden else None
         return Forward(shown, hidden, ends), captured if layer else None
 
