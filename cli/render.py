@@ -112,15 +112,21 @@ class Line:
             if self._done > self._first:
                 left = (self._total - self._done) * spent / (self._done - self._first)
                 words.append(f"about {duration(left)} left")
-        return f"{self._what}: {', '.join([*words, f'{duration(spent)} so far'])}"
+        return f"{self._what}: {', '.join([*words, f'{duration(spent, exact=True)} so far'])}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds for a person: 41 s, 12 min, 3 h 20 min."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+def duration(seconds: float, *, exact: bool = False) -> str:
+    """Seconds for a person: 41 s, 12 min, 3 h 20 min.
+
+    Args:
+        exact: also the seconds of what took minutes, for a time that is told more often than once a minute.
+    """
+    whole = round(seconds)
+    if whole < 90:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60) if exact else (round(seconds / 60), 0)
+    words = [f"{minutes} min"] if minutes < 90 else [f"{minutes // 60} h", f"{minutes % 60} min"]
+    return " ".join([*words, f"{rest} s"] if rest else words)
 
 
 @contextlib.contextmanager
