@@ -27,7 +27,7 @@ from typing import IO, Any, cast
 from specds.caches import lend_cache
 from specds.errors import InputError, PromptError, UsageError
 from specds.limits import MAX_ROW
-from specds.parquet import damage, why
+from specds.parquet import TooLarge, damage, why
 from specds.printing import is_unicode
 
 FORMATS = ("jsonl", "parquet", "csv", "tsv", "text")
@@ -146,9 +146,9 @@ def count_rows(paths: Sequence[str], format: str | None = None) -> int | None:
             return None
         try:
             if kind == "parquet":
-                import pyarrow.parquet as pq
+                from specds.parquet_bounds import rows_of
 
-                found += pq.read_metadata(path).num_rows
+                found += rows_of(path)
             elif Path(path).stat().st_size > _COUNTED:
                 return None
             elif kind in _DELIMITERS:
@@ -522,7 +522,7 @@ def _too_long(where: str, most: int) -> PromptError:
 
 
 def _parquet_rows(path: str, wanted: Wanted, max_row: int) -> Iterator[tuple[str, Row | PromptError]]:
-    from specds.parquet_bounds import TooLarge, bounded_batches, open_parquet
+    from specds.parquet_bounds import BoundedFile
 
     if path == STDIN or unpacked(path) != path:
         raise InputError(
@@ -531,18 +531,20 @@ def _parquet_rows(path: str, wanted: Wanted, max_row: int) -> Iterator[tuple[str
     broken = damage()
     with _opened(path) as stream:
         try:
-            file = open_parquet(stream)
-            names = file.schema_arrow.names
+            file = BoundedFile(stream)
+            names = file.schema.names
+        except TooLarge as error:
+            raise _too_much(path, error) from error
         except broken as error:
             raise InputError(f"{shown(path)} is not a Parquet file: {why(error)}", "write or copy it again") from error
         columns = _columns(shown(path), names, wanted)
         number = 0
-        batches = bounded_batches(stream, file, columns, _BATCH_ROWS)
+        batches = file.batches(columns, _BATCH_ROWS)
         while True:
             try:
                 batch = next(batches, None)
             except TooLarge as error:
-                raise InputError(f"{shown(path)} takes too much memory to read: {error}", MAX_ROW.hint) from error
+                raise _too_much(path, error) from error
             except broken as error:
                 raise InputError(
                     f"{shown(path)} is damaged after row {number}: {why(error)}", "write or copy it again"
@@ -551,6 +553,10 @@ def _parquet_rows(path: str, wanted: Wanted, max_row: int) -> Iterator[tuple[str
                 return
             yield from _batch_rows(path, number, batch, max_row)
             number += batch.num_rows
+
+
+def _too_much(path: str, error: TooLarge) -> InputError:
+    return InputError(f"{shown(path)} takes too much memory to read: {error}", MAX_ROW.hint)
 
 
 def _batch_rows(path: str, before: int, batch: Any, max_row: int) -> Iterator[tuple[str, Row | PromptError]]:

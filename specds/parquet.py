@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from specds.errors import SpecdsError, first_line
+from specds.limits import MAX_ROW
 from specds.printing import is_unicode
 
 # Sums and quotients of what is smaller stay finite.
 _MOST = 1e100
+
+
+class TooLarge(ValueError):
+    """Reading the file would take more memory than `MAX_ROW` allows."""
 
 
 def damage() -> tuple[type[Exception], ...]:
@@ -26,6 +31,8 @@ def why(error: Exception) -> str:
         return "a name or a text in it is not UTF-8"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, TooLarge):
+        return f"it takes too much memory to read: {error}; {MAX_ROW.hint}"
     return first_line(error)[:200]
 
 
