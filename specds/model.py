@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from specds.caches import SUGGESTION, cache_directories, cache_directory, lend_cache
 from specds.errors import ModelError, OutputError, UnknownModel, UsageError, first_line
 from specds.files import locked, sampled_digest, sync_directory, sync_file
+from specds.gguf_header import MAGIC, read_contents
 from specds.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _CACHE_MARK = "specds.json"
 _HEADER_LENGTH = 8
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _MODELS = "models"
+# A network may have weights that its GGUF file leaves out, such as tied ones, but not so many times as many.
+_MOST_DESCRIBED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +371,7 @@ def _embedded_gguf() -> Path:
 
 def _converted(gguf: Path, watch: Watch) -> tuple[Path, str]:
     with gguf.open("rb") as file:
-        if file.read(4) != b"GGUF":
+        if file.read(len(MAGIC)) != MAGIC:
             raise UnknownModel(f"{gguf} is not a GGUF file", "--model takes a directory, a .gguf file, or owner/name")
     fingerprint = sampled_digest([gguf])
     name = f"{gguf.stem}-{fingerprint[:16]}"
@@ -438,8 +441,9 @@ def _write_converted(gguf: Path, work: Path, watch: Watch) -> int:
     watch(Loading(what, 0, gguf.stat().st_size))
     with quiet_transformers(), _watching_tensors(lambda done, total: watch(Loading(what, done, total))):
         source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+        config = _checked_config(gguf, source)
         tokenizer = AutoTokenizer.from_pretrained(**source)
-        network = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        network = AutoModelForCausalLM.from_pretrained(**source, config=config, dtype=torch.float32)
         tied = set(getattr(network, "_tied_weights_keys", None) or []) if network.config.tie_word_embeddings else {}
         weights = {key: value.contiguous() for key, value in network.state_dict().items() if key not in tied}
         config = network.config
@@ -457,6 +461,28 @@ def _write_converted(gguf: Path, work: Path, watch: Watch) -> int:
     for path in work.iterdir():
         sync_file(path)
     return sum(sizes.values())
+
+
+def _checked_config(gguf: Path, source: dict[str, Any]) -> Any:
+    """transformers' configuration of a GGUF file, of which it has the weights; no memory is taken for them.
+
+    Raises:
+        ValueError: it has more layers, or many more weights, than the file.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    contents = read_contents(gguf)
+    config = AutoConfig.from_pretrained(**source)
+    layers = config.get_text_config().num_hidden_layers
+    if layers > contents.tensors:
+        raise ValueError(f"it describes {layers:,} layers, and has {contents.tensors:,} tensors")
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config)
+    described = sum(parameter.numel() for parameter in network.parameters())
+    if described > _MOST_DESCRIBED * contents.weights:
+        raise ValueError(f"it describes a network of {described:,} weights, and has {contents.weights:,}")
+    return config
 
 
 @contextlib.contextmanager
