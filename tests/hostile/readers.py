@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -43,6 +44,7 @@ from specds.reading.prompts import read_prompts
 from specds.sampling import Sampling
 from specds.tokenizer import Tokenizer
 
+from ..test_model import write_gguf
 from .mutations import (
     Rng,
     mutate_array,
@@ -93,6 +95,8 @@ def make_base(folder: Path, model: LanguageModel) -> None:
     os.chdir(folder)
     model.network.save_pretrained("model")
     model.tokenizer.hf.save_pretrained("model")
+    shutil.copytree("model", "other")
+    write_gguf(Path("tiny.gguf"))
     prompts = [{"id": f"p{n}", "prompt": f"w{n} w{n + 1} w5 w6", "group": "ab"[n % 2]} for n in range(8)]
     _lines("p.jsonl", prompts)
     _lines(
@@ -272,6 +276,19 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
 
     def packed(rng: Rng, data: bytes) -> bytes:
         return mutate_packed(rng, data, rng.choice([raw, rows]), others)
+
+    def head(rng: Rng, data: bytes) -> bytes:
+        # The numbers themselves, behind the last tensor's name and place, can be any.
+        end = data.rindex(b".weight") + 64
+        return mutate_bytes(rng, data[:end], others) + data[end:]
+
+    def length(rng: Rng, data: bytes) -> bytes:
+        return mutate_bytes(rng, data[:8], [])[:8] + data[8:]
+
+    def tensors(rng: Rng, data: bytes) -> bytes:
+        size = int.from_bytes(data[:8], "little")
+        text = mutate_json(rng, json.loads(data[8 : 8 + size]), rng.choice([1, 1, 2])).encode("utf-8", "surrogatepass")
+        return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
     sealed, rows = _sealed_manifest, mutate_lines
 
@@ -549,6 +566,17 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
             weight=2,
         ),
         Reader(
+            "safetensors",
+            {"other/model.safetensors": (tensors, tensors, length, raw)},
+            read_safetensors,
+            [("decode", "-p", "p.txt", "-d", "none", "--max-new-tokens", "2", "--model", "other", "--device", "cpu")],
+        ),
+        Reader(
+            "GGUF",
+            {"tiny.gguf": (head,)},
+            read_gguf,
+        ),
+        Reader(
             "examples",
             {"e.jsonl": (rows, rows, raw), "e.parquet": (table, table, raw)},
             lambda: list(read_examples(["e.jsonl", "e.parquet"])),
@@ -710,6 +738,25 @@ def _go_on(path: Path, other: str) -> None:
         summary = summarize(path, rows, held.sessions, asked, about["near_tie"], None)
         json.dumps(summary, allow_nan=False)
         check_text("report", report(summary))
+
+
+def read_safetensors() -> None:
+    """A checkpoint, tensor by tensor as runtimes of our own read it, and as transformers does."""
+    model = load_model("other", device="cpu", threads=1)
+    for name in language_model().network.state_dict():
+        model.tensor(name)
+    model.network  # noqa: B018
+
+
+def read_gguf() -> None:
+    """A model, converted and kept nowhere."""
+    kept = os.environ["XDG_CACHE_HOME"]
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        try:
+            load_model("tiny.gguf", device="cpu", threads=1).network  # noqa: B018
+        finally:
+            os.environ["XDG_CACHE_HOME"] = kept
 
 
 def read_rows(files: list[str]) -> None:
