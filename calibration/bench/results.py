@@ -340,6 +340,8 @@ def _session_problem(session: Any) -> str | None:
     for about in (session["machine"], session["versions"]):
         if not isinstance(about, dict) or not all(_is_plain(value) for value in about.values()):
             return "a session does not say where it ran"
+    if type(session["machine"].get("threads", 1)) is not int:
+        return "a session does not say on how many threads it ran"
     if git is not None and not isinstance(_field(git, "changed"), bool):
         return "a session does not say what ran when"
     return None

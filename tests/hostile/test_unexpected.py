@@ -154,6 +154,7 @@ def test_what_stands_in_a_result_does_not_reach_pages_and_screens(
         ("run.json", lambda run: run.update(sessions=7), "run.json"),
         ("run.json", lambda run: run.update(options=None), "run.json"),
         ("run.json", lambda run: run["sessions"][0].update(machine={"threads": [1]}), "run.json"),
+        ("run.json", lambda run: run["sessions"][0]["machine"].update(threads="2"), "run.json"),
         ("run.json", lambda run: run["sessions"][0]["machine"].update(memory_gb=float("nan")), "run.json"),
         ("run.json", lambda run: run["sessions"][0].update(git={"commit": 7}), "run.json"),
     ],
