@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from specds.caches import SUGGESTION, cache_directories, cache_directory, lend_cache
 from specds.errors import ModelError, OutputError, UnknownModel, UsageError, first_line
 from specds.files import locked, sampled_digest, sync_directory, sync_file
-from specds.gguf_header import MAGIC, read_contents
+from specds.gguf_header import MAGIC, weights_in
 from specds.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -467,21 +467,18 @@ def _checked_config(gguf: Path, source: dict[str, Any]) -> Any:
     """transformers' configuration of a GGUF file, of which it has the weights; no memory is taken for them.
 
     Raises:
-        ValueError: it has more layers, or many more weights, than the file.
+        ValueError: the header is damaged, or it describes many more weights than there are.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    contents = read_contents(gguf)
+    there = weights_in(gguf)
     config = AutoConfig.from_pretrained(**source)
-    layers = config.get_text_config().num_hidden_layers
-    if layers > contents.tensors:
-        raise ValueError(f"it describes {layers:,} layers, and has {contents.tensors:,} tensors")
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config)
     described = sum(parameter.numel() for parameter in network.parameters())
-    if described > _MOST_DESCRIBED * contents.weights:
-        raise ValueError(f"it describes a network of {described:,} weights, and has {contents.weights:,}")
+    if described > _MOST_DESCRIBED * there:
+        raise ValueError(f"it describes a network of {described:,} weights, and has {there:,}")
     return config
 
 
