@@ -273,11 +273,10 @@ def unfolded_bytes(array: Any) -> int:
         lengths = _lengths(array.dictionary)
         indices = array.indices.drop_null()
         return int(lengths[np.asarray(indices)].sum()) if len(indices) else 0
-    if _is_list(kind):
-        return unfolded_bytes(array.flatten()) + 8 * len(array)
-    if pa.types.is_struct(kind):
-        return sum(unfolded_bytes(field) for field in array.flatten())
-    return int(array.nbytes)
+    inner = _inner(array)
+    if inner is None:
+        return int(array.nbytes)
+    return sum(map(unfolded_bytes, inner)) + (0 if pa.types.is_struct(kind) else 8 * len(array))
 
 
 def _lengths(texts: Any) -> Any:
@@ -302,22 +301,22 @@ def _check_folded(array: Any) -> None:
         numbers = np.asarray(indices)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(array.dictionary):
             raise ValueError("a value stands for a text that its dictionary lacks")
-    elif _is_list(kind):
-        _check_folded(array.flatten())
-    elif pa.types.is_struct(kind):
-        for field in array.flatten():
+    else:
+        for field in _inner(array) or ():
             _check_folded(field)
 
 
-def _is_list(kind: Any) -> bool:
+def _inner(array: Any) -> list[Any] | None:
+    """What the rows of an array of lists, maps or structs hold; None of others."""
     import pyarrow as pa
 
-    types = pa.types
-    return bool(
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_fixed_size_list(kind)
-        or types.is_list_view(kind)
-        or types.is_large_list_view(kind)
-        or types.is_map(kind)
-    )
+    types, kind = pa.types, array.type
+    if types.is_struct(kind):
+        return list(array.flatten())
+    if types.is_map(kind):
+        if not len(array):
+            return []
+        begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return [array.keys.slice(begin, end - begin), array.items.slice(begin, end - begin)]
+    lists = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+    return [array.flatten()] if any(is_such(kind) for is_such in lists) else None

@@ -14,8 +14,8 @@ from specds.calibration import trace
 from specds.calibration.bench import results
 from specds.datastore import corrections
 from specds.errors import CorruptTable, InputError, OutputError
-from specds.parquet import damage
-from specds.parquet_bounds import BoundedFile
+from specds.parquet import TooLarge, damage
+from specds.parquet_bounds import BoundedFile, unfolded_bytes
 from specds.reading.prompts import Prompt, read_prompts
 from specds.reading.rows import count_rows
 
@@ -98,6 +98,20 @@ def test_a_footer_of_many_columns_is_refused_before_arrow_sees_it(
     with at_most(8 * MIB), pytest.raises(InputError, match="more columns") as refusal:
         list(read_prompts([str(path)]))
     assert "SPECDS_MAX_ROW" in refusal.value.hint
+
+
+def test_texts_of_maps_and_structs_are_counted_as_often_as_they_stand_there() -> None:
+    kind = pa.map_(pa.string(), pa.struct([("x", pa.list_(pa.string()))]))
+    rows = [[("k", {"x": ["y" * 1_000] * 30})], [], [("k", {"x": []}), ("l", None)]]
+    table = pa.table({"a": pa.array(rows, kind)})
+    with BoundedFile(io.BytesIO(parquet(table))) as file:
+        (batch,) = file.batches(["a"], 100)
+        assert batch.to_pylist() == table.to_pylist()
+        first, *others = (unfolded_bytes(batch.slice(row, 1).to_struct_array()) for row in range(3))
+        assert first > 30_000 > 1_000 > max(others)
+    many = pa.table({"a": pa.array([rows[0] * 200], kind)})
+    with BoundedFile(io.BytesIO(parquet(many))) as file, pytest.raises(TooLarge, match="a row takes"):
+        list(file.records(["a"], 100))
 
 
 def test_row_groups_without_rows_are_passed_over(tmp_path: Path) -> None:
