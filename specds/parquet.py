@@ -12,6 +12,8 @@ from specds.printing import is_unicode
 
 # Sums and quotients of what is smaller stay finite.
 _MOST = 1e100
+# Larger integers Arrow takes for no floating-point numbers, also where they are exact.
+_MOST_WHOLE = 1 << 53
 
 
 class TooLarge(ValueError):
@@ -76,6 +78,7 @@ def fits(value: Any, kind: Any) -> bool:
         top = 1 << kind.bit_width - 1
         return isinstance(value, int) and not isinstance(value, bool) and -top <= value < top
     if pa.types.is_floating(kind):
-        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
-        return number and float(value) == value
+        if isinstance(value, float):
+            return abs(value) < _MOST
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST_WHOLE
     return isinstance(value, str) and is_unicode(value)

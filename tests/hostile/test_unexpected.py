@@ -203,6 +203,7 @@ def test_results_that_cannot_be(result: tuple[Path, list[object]], run_cli: Run,
     [
         lambda row: row.pop("lossless"),
         lambda row: row.update(seconds=(1 << 53) + 1),
+        lambda row: row.update(rouge_l_plain=1 << 61),
         lambda row: row.update(tokens=[["x"]]),
         lambda row: row.update(prompt="\ud800"),
         lambda row: row.update(new_tokens=0),
