@@ -17,7 +17,7 @@ from specds.datastore.store import Store, Writer, provenance, writing
 from specds.errors import CorruptStore, StoreError
 from specds.files import create
 from specds.limits import MAX_ROW
-from specds.parquet import TooLarge
+from specds.parquet import TooLarge, require_columns
 from specds.parquet_bounds import BoundedFile, batch_rows
 
 _BATCH = 1024
@@ -161,6 +161,7 @@ def document_ids(store: Store) -> set[str]:
     for shard in store.manifest.corpus:
         path = store.path / shard.file
         with _reading(path), path.open("rb") as stream, BoundedFile(stream) as file:
+            require_columns(file.schema, [_schema().field("doc_id")])
             for batch in file.batches(["doc_id"], _BATCH):
                 found.update(batch.column(0).to_pylist())
     return found

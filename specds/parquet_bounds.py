@@ -107,9 +107,13 @@ class BoundedFile:
 
         Raises:
             TooLarge: a row group has more values, or a larger page, than is read at once.
-            ValueError: the pages are not where the footer says, or hold other numbers of values.
+            ValueError: a column is missing or twice there; the pages are not where the footer says, or hold other
+                numbers of values.
             and what pyarrow raises on damaged files.
         """
+        for name in columns:
+            if self.schema.names.count(name) != 1:  # Arrow passes over names that are not there
+                raise ValueError(f"it has no column {name!r}, or more than one")
         left = self._most()
         for group, count in enumerate(self.groups):
             if not count:  # then there may be no page

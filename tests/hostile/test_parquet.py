@@ -13,14 +13,17 @@ import pytest
 from specds.calibration import trace
 from specds.calibration.bench import results
 from specds.datastore import corrections
-from specds.errors import CorruptTable, InputError, OutputError
+from specds.datastore.corpus import document_ids
+from specds.datastore.store import open_store
+from specds.errors import CorruptStore, CorruptTable, InputError, OutputError
 from specds.parquet import TooLarge, damage
 from specds.parquet_bounds import BoundedFile, unfolded_bytes
 from specds.reading.prompts import Prompt, read_prompts
 from specds.reading.rows import count_rows
 
 from ..datastore.test_corrections import table_of
-from .test_sizes import MIB, at_most
+from ..tools import reseal
+from .test_sizes import MIB, NewStore, at_most
 
 WORDS = ["aaaa", "bbbb", "cccc"]
 PROMPTS = pa.table({"prompt": WORDS})
@@ -112,6 +115,17 @@ def test_texts_of_maps_and_structs_are_counted_as_often_as_they_stand_there() ->
     many = pa.table({"a": pa.array([rows[0] * 200], kind)})
     with BoundedFile(io.BytesIO(parquet(many))) as file, pytest.raises(TooLarge, match="a row takes"):
         list(file.records(["a"], 100))
+
+
+@pytest.mark.parametrize("values", [None, [7], [["a"]]])
+def test_a_corpus_without_ids_is_refused_where_only_these_are_read(values: Any, new_store: NewStore) -> None:
+    store = new_store([([5], [6, 7])])
+    path = store.path / store.manifest.corpus[0].file
+    table = pq.read_table(path).drop_columns(["doc_id"])
+    pq.write_table(table if values is None else table.add_column(0, "doc_id", pa.array(values)), path)
+    reseal(store.path)
+    with pytest.raises(CorruptStore, match="doc_id"):
+        document_ids(open_store(store.path))
 
 
 def test_row_groups_without_rows_are_passed_over(tmp_path: Path) -> None:
