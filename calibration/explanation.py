@@ -9,7 +9,7 @@ import numpy as np
 
 from specds.calibration.trace import read_trace
 from specds.errors import InputError
-from specds.reading.rows import shown
+from specds.reading.input_file import shown
 
 _COLUMNS = (
     "prompt",

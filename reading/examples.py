@@ -9,24 +9,11 @@ from pathlib import Path
 
 from specds.errors import PromptError, UsageError
 from specds.printing import is_unicode
+from specds.reading.fields import Layout, Row, Wanted, id_of, layout_of, text_of
+from specds.reading.input_file import STDIN, check_file, shown, unpacked
+from specds.reading.lines import document
 from specds.reading.prompts import BadRow, Message, messages_of
-from specds.reading.rows import (
-    STDIN,
-    Layout,
-    Row,
-    Wanted,
-    check_file,
-    count_rows,
-    dataset_rows,
-    document,
-    format_of,
-    id_of,
-    layout_of,
-    rows,
-    shown,
-    text_of,
-    unpacked,
-)
+from specds.reading.rows import count_rows, dataset_rows, format_of, rows
 from specds.tokenizer import Tokenizer
 
 _MESSAGES: Layout = ("messages",)

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specds.errors import PromptError
-from specds.reading.rows import Row, Wanted, check_file, format_of, id_of, kind_of, layout_of, rows, text_of
+from specds.reading.fields import Row, Wanted, id_of, kind_of, layout_of, text_of
+from specds.reading.input_file import check_file
+from specds.reading.rows import format_of, rows
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
