@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.corpus import Document, add_documents, read_documents
-from specds.datastore.store import create_store, open_store
+from specds.datastore.creation import create_store
+from specds.datastore.store import open_store
 from specds.model import load_model
 
 

@@ -27,11 +27,12 @@ import numpy as np
 from suffix import VOCABULARY, synthetic
 
 from specds.datastore.corpus import Document, add_documents
+from specds.datastore.creation import make_store
 from specds.datastore.dense import DenseIndex
 from specds.datastore.dense_segment import Keys, write_segment
 from specds.datastore.manifest import Identity, Manifest
 from specds.datastore.normalizer import Normalizer
-from specds.datastore.store import Store, make_store, open_store
+from specds.datastore.store import Store, open_store
 
 _CHILD = """
 import json, pathlib, sys, time

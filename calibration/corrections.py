@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specds.datastore.corrections import add_to_table, calibrating, check_pair, read_table
-from specds.datastore.store import provenance
+from specds.datastore.provenance import provenance
 from specds.decode.engine import Engine
 from specds.errors import PromptError
 from specds.reading.prompts import BadRow, Prompt

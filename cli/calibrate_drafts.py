@@ -35,7 +35,7 @@ def calibrate_drafts(
     """
     from specds.calibration.acceptance import LOOKED_AT, Collected, Nodes, collect, fit
     from specds.cli.render import acceptance_table, bar, note
-    from specds.datastore.store import provenance
+    from specds.datastore.provenance import provenance
     from specds.decode.auto.acceptance import calibration_path
     from specds.decode.engine import Engine
     from specds.decode.method import Method

@@ -107,8 +107,9 @@ def _filled(path: Path, model: LanguageModel) -> Store:
     from specds.cli.render import bar, note, working
     from specds.datastore.build_dense import build_dense
     from specds.datastore.build_suffix import build_suffix
+    from specds.datastore.creation import create_store
     from specds.datastore.generation import GenerationOptions, generate
-    from specds.datastore.store import create_store, open_store
+    from specds.datastore.store import open_store
     from specds.reading.prompts import read_prompts
 
     corpus = list(read_prompts([str(_PROMPTS / "corpus.jsonl")]))

@@ -51,7 +51,7 @@ def tune(
     from specds.calibration.tuning import ALL, summary
     from specds.calibration.tuning import tune as tuned
     from specds.cli.render import bar, note
-    from specds.datastore.store import provenance
+    from specds.datastore.provenance import provenance
     from specds.decode.assembly import check_files, check_method
     from specds.decode.config import write_config
     from specds.decode.method import distinct, parse_methods

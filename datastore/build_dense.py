@@ -19,8 +19,9 @@ from specds.datastore.manifest import Identity, Segment, Shard
 from specds.datastore.mapped import working_array
 from specds.datastore.normalizer import Normalizer
 from specds.datastore.segments import portions, require_memory, to_join, usable_memory
-from specds.datastore.store import Store, Writer, require_tokenizer, require_tokens, writing
+from specds.datastore.store import Store, require_tokenizer, require_tokens
 from specds.datastore.trial import remember, require_sound
+from specds.datastore.writer import Writer, writing
 from specds.errors import UsageError
 from specds.files import remove_tree
 from specds.model import LanguageModel

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from specds.datastore.corpus import check_claims, token_dtype, token_stream
 from specds.datastore.manifest import Segment, Shard
 from specds.datastore.mapped import write_array
+from specds.datastore.provenance import provenance
 from specds.datastore.segments import portions, require_memory, to_join, usable_memory
-from specds.datastore.store import Store, Writer, provenance, require_tokens, writing
+from specds.datastore.store import Store, require_tokens
 from specds.datastore.suffix_array import build_suffix_array
+from specds.datastore.writer import Writer, writing
 
 # Bytes a token that building takes at its peak: the text, a working copy, the result, tables.
 _BYTES = {"uint16": 10, "uint32": 18}

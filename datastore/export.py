@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.datastore.corpus import Document, read_documents
-from specds.datastore.store import Store, require_tokenizer, writing
+from specds.datastore.store import Store, require_tokenizer
+from specds.datastore.writer import writing
 from specds.errors import OutputError, UsageError
 from specds.files import replacing, target_of
 from specds.tokenizer import Tokenizer

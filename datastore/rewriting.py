@@ -19,11 +19,14 @@ from numpy.typing import NDArray
 from specds.datastore.build_dense import DenseOptions, most_keys
 from specds.datastore.build_suffix import most_tokens, write_segments
 from specds.datastore.corpus import Document, check_claims, read_documents, write_like
+from specds.datastore.creation import make_store
 from specds.datastore.dense_segment import load_normalizer, read_keys, without_documents, write_segment
 from specds.datastore.manifest import Manifest, Segment, Shard
+from specds.datastore.provenance import history_line
 from specds.datastore.segments import consolidate, portions, renamed, require_memory
-from specds.datastore.store import Store, Writer, made, make_store, require_tokenizer, writing
+from specds.datastore.store import Store, require_tokenizer
 from specds.datastore.trial import remember, require_sound
+from specds.datastore.writer import Writer, writing
 from specds.errors import CorruptStore, UsageError
 from specds.files import copy, make_directory, sha256
 
@@ -206,7 +209,7 @@ class _Plan:
                         store.check_whole(segment)
                     masked = without_documents(writer, segment, self._kept(segment))
                     parts.append(dataclasses.replace(masked, shards=[shard.file for shard in shards]))
-        writer.change(store.manifest.corpus, suffix, dense, history=[*manifest.history, made(what)])
+        writer.change(store.manifest.corpus, suffix, dense, history=[*manifest.history, history_line(what)])
         return dataclasses.replace(self.removal, segments=changed)
 
     def _kept(self, segment: Segment) -> NDArray[np.bool_]:
@@ -242,7 +245,7 @@ def compact(store: Store, *, memory: int | None = None, progress: Progress = lam
         dense = _compacted_dense(writer, memory)
         if (suffix, dense) != (writer.manifest.suffix, writer.manifest.dense):
             new = [segment for segment in dense if segment not in writer.manifest.dense]
-            writer.change(suffix=suffix, dense=dense, history=[*writer.manifest.history, made("compacted")])
+            writer.change(suffix=suffix, dense=dense, history=[*writer.manifest.history, history_line("compacted")])
             for segment in new:
                 remember(writer.store, segment)
         progress("corpus")
@@ -415,6 +418,6 @@ def rebuild_suffix(store: Store, memory: int | None = None) -> list[Segment]:
         groups = [[by_name[name] for name in segment.shards] for segment in writer.manifest.suffix]
         segments = write_segments(writer, writer.store, groups, memory=memory)
         if segments:
-            history = [*writer.manifest.history, made("rebuilt the suffix index")]
+            history = [*writer.manifest.history, history_line("rebuilt the suffix index")]
             writer.change(suffix=segments, history=history)
     return segments

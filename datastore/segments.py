@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from specds.datastore.corpus import read_documents, write_like
 from specds.datastore.manifest import Manifest, Segment, Shard
-from specds.datastore.store import Writer
+from specds.datastore.writer import Writer
 from specds.errors import UsageError
 
 _RESERVE = 256 << 20

@@ -20,7 +20,7 @@ from specds.calibration.bench.judge import NEAR_TIE, compare_texts, problems_of,
 from specds.calibration.bench.report import report
 from specds.calibration.bench.results import FORMAT, REPORT, SUMMARY, Results, Row, open_results
 from specds.calibration.trace import trace_row
-from specds.datastore.store import provenance
+from specds.datastore.provenance import provenance
 from specds.decode.pricing import measurement
 from specds.decode.pricing.curve import CostCurve
 from specds.decode.targets import choose_runtime, make_target

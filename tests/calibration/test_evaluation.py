@@ -16,7 +16,8 @@ from specds.calibration.replay import replay
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.corpus import read_documents
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.creation import create_store
+from specds.datastore.store import Store, open_store
 from specds.decode.counters import Counters
 from specds.decode.engine import Engine
 from specds.decode.method import Method, parse_methods

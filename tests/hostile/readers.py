@@ -32,7 +32,8 @@ from specds.cli.options import cost_curve
 from specds.datastore import corrections
 from specds.datastore.corpus import document_ids, read_documents, token_stream
 from specds.datastore.dense_segment import load_normalizer, read_keys
-from specds.datastore.store import find_problems, open_store
+from specds.datastore.integrity import find_problems
+from specds.datastore.store import open_store
 from specds.decode import answers as answer_files
 from specds.decode.auto.acceptance import load_acceptance
 from specds.decode.config import read_config, write_config
