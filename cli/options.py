@@ -145,7 +145,8 @@ class ModelOptions(TokenizerOptions):
             runtime: what it is to run on; what cannot be is refused before the weights are read.
         """
         from specds.cli.render import loading
-        from specds.model import load_model, unwatched
+        from specds.loading import unwatched
+        from specds.model import load_model
 
         with loading(f"loading {self.model}", quiet) as watch:
             model = load_model(
@@ -380,7 +381,7 @@ def open_stores(paths: Sequence[Path] | None, tokenizer: Tokenizer, *, thorough:
 def reading(model: LanguageModel, quiet: bool = False) -> Iterator[None]:
     """Show how far a model's weights are, while something is made that reads them."""
     from specds.cli.render import loading
-    from specds.model import Loading, unwatched
+    from specds.loading import Loading, unwatched
 
     with loading(f"preparing {model.name}", quiet) as watch:
         # What comes after the last byte is measuring, compiling and packing.
@@ -393,8 +394,8 @@ def reading(model: LanguageModel, quiet: bool = False) -> Iterator[None]:
 
 def tokenizer_of(name: str, revision: str | None, trust_remote_code: bool, *, quiet: bool = False) -> Tokenizer:
     """A model's tokenizer; for a GGUF file the whole model is converted, which is shown."""
+    from specds.checkpoint import find_tokenizer
     from specds.cli.render import loading
-    from specds.model import find_tokenizer
 
     with loading(f"loading the tokenizer of {name}", quiet) as watch:
         return find_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code, watch=watch)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from specds.datastore.corrections import Table as Corrections
     from specds.decode.auto.acceptance import Acceptance
     from specds.decode.verifiers.csd import Memory
-    from specds.model import Loading, Watch
+    from specds.loading import Loading, Watch
 
 LINE_SECONDS = 30.0
 """How often progress is told where stderr is no terminal."""

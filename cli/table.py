@@ -131,9 +131,9 @@ def diff(
 
 def _tokenizer_of(table: Corrections, model: str | None, path: Path) -> Tokenizer | None:
     """What turns a table's token ids into text: a model's tokenizer, else that of the table's target if it is here."""
+    from specds.checkpoint import find_tokenizer
     from specds.datastore.corrections import check_tokenizer
     from specds.errors import SpecdsError
-    from specds.model import find_tokenizer
 
     try:
         tokenizer = find_tokenizer(model or table.pair.target.name)
