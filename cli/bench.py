@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 
 if TYPE_CHECKING:
     from specds.calibration.bench.contenders import Contender
@@ -82,7 +82,7 @@ def bench(
     from specds.decode.engine import Engine
 
     picking = sampling.sampling()
-    chosen = _chosen(methods or [], options.budget(budget), picking)
+    chosen = _chosen(methods or [], values.budget(budget), picking)
     others = _peers(peers, peer or [], assistant, picking, {method.name for method in chosen})
     cases = choose_cases(
         prompts.paths,

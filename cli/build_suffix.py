@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specds.cli import options
+from specds.cli import options, values
 
 
 def build_suffix(
@@ -25,7 +25,7 @@ def build_suffix(
 
     began = time.perf_counter()
     opened = open_store(store)
-    limit = options.size("memory", memory)
+    limit = values.size("memory", memory)
     with bar("sorting suffixes", opened.manifest.tokens, "tokens/s") as update:
         built = run(opened, memory=limit, progress=lambda done, total: update(done, total, -1.0))
     if not built:

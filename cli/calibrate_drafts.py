@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 
 
 def calibrate_drafts(
@@ -48,7 +48,7 @@ def calibrate_drafts(
     # As `--budget auto` has it, which is what the probabilities are for.
     chosen_options = {"session": "yes", **drafting.settings()}
     picking = sampling.sampling()
-    options.require_stores(drafting.store)
+    values.require_stores(drafting.store)
     language_model = target.target()
     draft_model = drafting.drafting(target)
     with options.reading(language_model, quiet):

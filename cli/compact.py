@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specds.cli import options
+from specds.cli import options, values
 
 
 def compact(
@@ -20,7 +20,7 @@ def compact(
     from specds.datastore.rewriting import compact as run
     from specds.datastore.store import open_store
 
-    limit = options.size("memory", memory)
+    limit = values.size("memory", memory)
     opened = open_store(store)
     before = opened.size()
     with working("compacting"):

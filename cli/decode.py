@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 
 if TYPE_CHECKING:
     from specds.datastore.store import Store
@@ -83,7 +83,7 @@ def decode(
     from specds.errors import UsageError
 
     picking = sampling.sampling()
-    judging = options.settings(verifier_option or [], "--verifier-set")
+    judging = values.settings(verifier_option or [], "--verifier-set")
     if table is not None:
         judging["table"] = str(table)
     if update_table and table is None:
@@ -92,7 +92,7 @@ def decode(
     method = replace(method, verifier=verifier, verifier_options=judging)
     # What is wrong with stores and tables is said before a model is looked for, which may take a minute.
     check_method(method, picking)
-    options.require_stores(method.paths)
+    values.require_stores(method.paths)
     if table is not None and (table.exists() or not update_table):
         read_table(table)
     rows = prompts.read(limit=prompts.limit)
@@ -100,7 +100,7 @@ def decode(
     if method.stores:
         # Before the weights are loaded: a store of another tokenizer is refused at once.
         tokenizer = target.tokenizer(quiet=quiet)
-        stores = options.open_stores(method.paths, tokenizer, thorough=verify_store)
+        stores = values.open_stores(method.paths, tokenizer, thorough=verify_store)
     first = next(rows, None)
     if first is None:
         raise prompts.nothing()
@@ -157,7 +157,7 @@ def _method(given: options.DecodingOptions, configured: Method | None) -> Method
     from specds.decode.method import AUTO, Method
 
     drafter, settings, stores = given.drafter or AUTO, given.settings(), tuple(given.store or ())
-    budget = options.budget(given.budget or AUTO)
+    budget = values.budget(given.budget or AUTO)
     if configured is not None:
         stores = stores or tuple(configured.paths)
         budget = configured.budget if given.budget is None else budget

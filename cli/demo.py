@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 
 if TYPE_CHECKING:
     from specds.datastore.store import Store
@@ -44,7 +44,7 @@ def demo(
     from specds.reading.conversation import Conversation
     from specds.reading.prompts import Prompt, read_prompts
 
-    most = options.budget(budget)
+    most = values.budget(budget)
     language_model = target.target()
 
     from specds.decode.assembly import drafter_class

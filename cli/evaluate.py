@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 from specds.printing import printable
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ def evaluate(
 
     if not prompts.prompts and answers is None:
         raise UsageError("neither --prompts nor --answers is given", "say what the store is to be good for")
-    sizes = options.numbers("--budgets", budgets)
-    curve = options.cost_curve(cost)
+    sizes = values.numbers("--budgets", budgets)
+    curve = values.cost_curve(cost)
     # Before the weights are loaded: what is not a valid store, or one of another tokenizer, is refused at once.
-    options.require_stores([store])
+    values.require_stores([store])
     open_store(store, target.tokenizer())
     language_model = target.target()
     opened = open_store(store, language_model.tokenizer)
@@ -72,7 +72,7 @@ def evaluate(
     elif answers is None:
         recorded = _written(language_model, opened, prompts, max_new_tokens, target.runtime)
     else:
-        recorded = options.recorded(answers, prompts, language_model, most=max_new_tokens)
+        recorded = values.recorded(answers, prompts, language_model, most=max_new_tokens)
     fitting = [turn for turn in recorded.turns if len(turn.text) <= language_model.context_length]
     if len(fitting) < len(recorded.turns):
         note(f"note: {len(recorded.turns) - len(fitting):,} answers are longer than the model's context; left out")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 from specds.printing import printable
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ def explain(
         from specds.calibration.replay import Replay, summarise
         from specds.decode.method import parse_method
 
-        curve = options.cost_curve(cost)
+        curve = values.cost_curve(cost)
         language_model = target.target()
-        turns = options.recorded(str(trace), prompts, language_model).turns
+        turns = values.recorded(str(trace), prompts, language_model).turns
         name = ":".join(["auto", *map(str, store or [])])
         names = [one.name for one in found.sources if one.name != "model"]
         words = [name, *(f"{name}?without={one}" for one in names)]
-        budget = options.replay_budget(None, curve)
+        budget = values.replay_budget(None, curve)
         methods = [parse_method(word, budget) for word in words]
         made = Replay(language_model, methods, curve=curve, runtime=target.runtime)
         rows = []

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 
 
 def rebuild(
@@ -33,7 +33,7 @@ def rebuild(
     from specds.datastore.rewriting import rebuild_suffix
     from specds.datastore.store import open_store
 
-    limit = options.size("memory", memory)
+    limit = values.size("memory", memory)
     opened = open_store(store, corpus_only=True)
     dense = [] if suffix_only else opened.manifest.dense
     if opened.manifest.suffix:

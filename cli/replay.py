@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 
 
 def replay(
@@ -44,13 +44,13 @@ def replay(
     from specds.decode.assembly import check_files, check_method
     from specds.decode.method import distinct, parse_methods
 
-    curve = options.cost_curve(cost)
-    chosen = distinct(parse_methods(methods, options.replay_budget(budget, curve)))
+    curve = values.cost_curve(cost)
+    chosen = distinct(parse_methods(methods, values.replay_budget(budget, curve)))
     for method in chosen:
         check_method(method)
         check_files(method)
     language_model = target.target()
-    recorded = options.recorded(answers, prompts, language_model, most=max_new_tokens)
+    recorded = values.recorded(answers, prompts, language_model, most=max_new_tokens)
     made = Replay(language_model, chosen, curve=curve, runtime=target.runtime)
     found = []
     turns = list(itertools.islice(recorded.turns, limit))

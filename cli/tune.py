@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 from specds.printing import printable
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ def tune(
     for method in chosen:
         check_method(method)
         check_files(method)
-    curve = options.cost_curve(cost)
+    curve = values.cost_curve(cost)
     assert curve is not None
     language_model = target.target()
-    recorded = options.recorded(answers, prompts, language_model, most=max_new_tokens, group=group)
+    recorded = values.recorded(answers, prompts, language_model, most=max_new_tokens, group=group)
     with bar("tuning", None) as update:
         found = tuned(
             language_model,

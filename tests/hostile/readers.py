@@ -28,7 +28,7 @@ from specds.calibration.bench.report import report
 from specds.calibration.bench.run import check_tokens, summarize
 from specds.calibration.explanation import explain
 from specds.cli.main import run
-from specds.cli.options import cost_curve
+from specds.cli.values import cost_curve
 from specds.datastore import corrections
 from specds.datastore.corpus import document_ids, read_documents, token_stream
 from specds.datastore.dense_segment import load_normalizer, read_keys
