@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specds.calibration.bench.cases import choose_cases
 from specds.calibration.bench.quality import correct, rouge_l
-from specds.calibration.bench.run import choose_cases
 from specds.decode.contracts import Activations, Forward, Target
 from specds.decode.counters import Counters
 from specds.decode.draft import Draft

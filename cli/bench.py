@@ -74,9 +74,10 @@ def bench(
     [dim]specds bench -p q.jsonl=16 --methods 'pld,pld!csd?table=T.parquet' -o lossy[/dim]
     [dim]specds bench -p todo.jsonl --peer 'mine=python mine.py' -o result[/dim]
     """
+    from specds.calibration.bench.cases import choose_cases
     from specds.calibration.bench.contenders import Ours
     from specds.calibration.bench.results import REPORT
-    from specds.calibration.bench.run import Plan, choose_cases, store_digest
+    from specds.calibration.bench.run import Plan, store_digest
     from specds.calibration.bench.run import bench as run
     from specds.cli.render import bar, memory_note, note
     from specds.decode.engine import Engine

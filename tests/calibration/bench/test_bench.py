@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from specds.calibration.bench.cases import Case, choose_cases
 from specds.calibration.bench.results import JOURNAL, STEPS, Row, key_of, open_results, read_rows, read_steps
-from specds.calibration.bench.run import Case, choose_cases
 from specds.errors import InputError, OutputError, PeerError, PromptError, UnsafeFile
 from specds.model import LanguageModel
 from specds.reading.prompts import BadRow, Prompt
