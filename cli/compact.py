@@ -17,7 +17,7 @@ def compact(
     [dim]specds compact code.ds[/dim]
     """
     from specds.cli.render import note, working
-    from specds.datastore.rewriting import compact as run
+    from specds.datastore.compaction import compact as run
     from specds.datastore.store import open_store
 
     limit = values.size("memory", memory)

@@ -30,7 +30,7 @@ def rebuild(
     [dim]specds verify code.ds || specds rebuild code.ds[/dim]
     """
     from specds.cli.render import note, working
-    from specds.datastore.rewriting import rebuild_suffix
+    from specds.datastore.compaction import rebuild_suffix
     from specds.datastore.store import open_store
 
     limit = values.size("memory", memory)

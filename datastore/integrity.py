@@ -9,8 +9,9 @@ from pathlib import Path
 from specds.datastore import manifest as manifests
 from specds.datastore.locks import Hold
 from specds.datastore.manifest import FileRecord, Manifest
+from specds.digests import edge_digest, sha256
 from specds.errors import NotAStore, UnsafeFile, UnsafeStore
-from specds.files import edge_digest, files_in, open_regular, sha256
+from specds.files import files_in, open_regular
 from specds.limits import MAX_MANIFEST
 
 

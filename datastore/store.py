@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from specds.datastore.integrity import check_entries, first_problem, read_manifest, rebuild_hint
 from specds.datastore.locks import Hold
 from specds.datastore.manifest import Identity, Manifest, Segment
+from specds.digests import sha256
 from specds.errors import CorruptStore, ForeignModel, ForeignTokenizer, MissingIndex, UsageError
-from specds.files import sha256
 from specds.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

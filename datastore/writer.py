@@ -17,16 +17,15 @@ from specds.datastore.integrity import check_entries, is_temporary, read_manifes
 from specds.datastore.locks import READERS, lock_writer
 from specds.datastore.manifest import Change, FileRecord, Manifest, Segment, Shard
 from specds.datastore.store import Store
+from specds.digests import edge_digest, sha256
 from specds.errors import OutputError, SpecdsError, UnsafeFile
 from specds.files import (
     directory,
-    edge_digest,
     files_in,
     make_directory,
     open_lock,
     open_regular,
     remove_tree,
-    sha256,
     sync_file,
     write_atomically,
 )

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specds.caches import lend_cache
+from specds.digests import sampled_digest
 from specds.errors import ModelError, UnknownModel, first_line
-from specds.files import sampled_digest
 from specds.gguf import EMBEDDED, converted, embedded_gguf
 from specds.loading import Watch, quiet_transformers, unwatched
 from specds.tokenizer import Tokenizer, load_tokenizer

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from specds.caches import SUGGESTION, cache_directories, cache_directory
+from specds.digests import sampled_digest
 from specds.errors import ModelError, OutputError, UnknownModel, first_line
-from specds.files import locked, sampled_digest, sync_directory, sync_file
+from specds.files import locked, sync_directory, sync_file
 from specds.loading import Loading, Watch, quiet_transformers
 
 EMBEDDED = "smollm2-135m"

@@ -7,11 +7,11 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specds.calibration.bench.figures import ALL, FEW, GENERATE, LEAST_TRIED, LENGTHS
+from specds.calibration.bench.headline import best_of, caution, counted, headline
 from specds.calibration.bench.judge import PLAIN
 from specds.calibration.bench.plots import (
     Interval,
@@ -41,7 +41,7 @@ def report(summary: dict[str, Any]) -> str:
     plot_style = _PLOT_STYLE.read_text()
     parts = [_head(summary)]
     if groups:
-        parts.append(_headline(summary, groups[-1]))
+        parts.append(headline(summary, groups[-1]))
     parts.append(_verdict(summary))
     if groups:
         parts += [
@@ -66,73 +66,6 @@ def report(summary: dict[str, Any]) -> str:
     return printable(page, lines=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fastest:
-    """A method with its speedup over plain decoding."""
-
-    name: str
-    value: float
-    low: float | None
-    high: float | None
-
-    @property
-    def text(self) -> str:
-        interval = "" if self.low is None or self.high is None else f" ({self.low:.2f}–{self.high:.2f})"
-        return f"{self.value:.2f} × plain decoding{interval}"
-
-
-def _ranked(summary: dict[str, Any], group: dict[str, Any], *, lossless: bool) -> list[_Fastest]:
-    """The methods but plain decoding, the fastest first: the lossless ones, or the lossy ones."""
-    found = [
-        _Fastest(one["name"], **group["methods"][one["name"]]["speedup"][PLAIN])
-        for one in summary["methods"]
-        if one["name"] != PLAIN and bool(one["lossless"]) is lossless
-    ]
-    return sorted(found, key=lambda one: -one.value)
-
-
-def _best(summary: dict[str, Any], group: dict[str, Any]) -> str:
-    """The fastest of the lossless methods, plain decoding included."""
-    ranked = _ranked(summary, group, lossless=True)
-    return ranked[0].name if ranked and ranked[0].value > 1 else PLAIN
-
-
-def _headline(summary: dict[str, Any], group: dict[str, Any]) -> str:
-    """What came of it, in a sentence or two; nothing where it is not to be relied on."""
-    ranked, lossy = (_ranked(summary, group, lossless=own) for own in (True, False))
-    if not summary["valid"] or not (ranked or lossy):
-        return ""
-    count = _count(group["prompts"], "prompt")
-    said = []
-    if ranked:
-        best, *others = ranked
-        if best.low is None or best.low > 1:
-            said.append(f"{best.name} is the fastest: {best.text} over {count}, with the same text.")
-            near = [one.name for one in others if None not in (one.high, best.low) and one.high >= best.low]  # type: ignore[operator]
-            if near:
-                said.append(f"Within its interval: {', '.join(near[:3])}{' and others' if len(near) > 3 else ''}.")
-        elif best.value > 1:
-            said.append(
-                f"No method is surely faster than plain decoding: {best.name} comes nearest, {best.text} over {count}."
-            )
-        else:
-            said.append(f"Plain decoding is the fastest: {best.name}, the next, is {best.text} over {count}.")
-    if lossy and (not ranked or lossy[0].value > max(1.0, ranked[0].value)):
-        said.append(f"{lossy[0].name}, which is not lossless, is {lossy[0].text}.")
-    return f'<p class="headline">{escape(" ".join(said))}</p>{_caution([group])}'
-
-
-def _caution(groups: Sequence[dict[str, Any]]) -> str:
-    few = [f"{group['group']} ({group['prompts']})" for group in groups if group["prompts"] < FEW]
-    if not few:
-        return ""
-    which = "There are" if len(groups) == 1 else f"{', '.join(few)}:"
-    return (
-        f'<p class="careful">⚠ {escape(which)} fewer than {FEW} prompts: too few to say how fast others would be, and '
-        "the intervals are too narrow.</p>"
-    )
-
-
 def _head(summary: dict[str, Any]) -> str:
     options = summary["options"]
     model, sampling = options["model"], options["sampling"]
@@ -141,9 +74,9 @@ def _head(summary: dict[str, Any]) -> str:
     line = (
         f"{model['name']}, {model['dtype']}, {options['runtime']} runtime, {how}, at most "
         f"{options['max_new_tokens']} tokens a turn. {summary['prompts']['compared']} prompts, "
-        f"{len(summary['methods'])} methods, {_count(options['repeats'], 'repeat')}. "
+        f"{len(summary['methods'])} methods, {counted(options['repeats'], 'repeat')}. "
         f"{machine.get('gpu') or machine.get('processor', '')}"
-        + (f", {_count(machine['threads'], 'thread')}." if "threads" in machine else "")
+        + (f", {counted(machine['threads'], 'thread')}." if "threads" in machine else "")
     )
     return f"<header><h1>How fast, and is it the same text?</h1><p>{escape(line)}</p></header>"
 
@@ -152,7 +85,7 @@ def _verdict(summary: dict[str, Any]) -> str:
     if summary["valid"]:
         ties = sum(one["near_tie"] for one in summary["differences"])
         text = "Every text that should be plain decoding's is, token for token"
-        text += f", up to {_count(ties, 'near-tie')}." if ties else "."
+        text += f", up to {counted(ties, 'near-tie')}." if ties else "."
         return (
             f'<p class="verdict good"><strong>Valid.</strong> {text} Steps, passes and clocks agree with what was seen '
             "from outside.</p>"
@@ -168,7 +101,7 @@ def _verdict(summary: dict[str, Any]) -> str:
         f"<p>… and {len(problems) - _MOST_PROBLEMS} more in summary.json.</p>" if len(problems) > _MOST_PROBLEMS else ""
     )
     return (
-        f'<div class="verdict bad"><strong>Not valid.</strong> {_count(len(problems), "problem")}; do not rely on '
+        f'<div class="verdict bad"><strong>Not valid.</strong> {counted(len(problems), "problem")}; do not rely on '
         f"these figures.<ul>{items}</ul>{more}</div>"
     )
 
@@ -177,7 +110,7 @@ def _overview(summary: dict[str, Any], group: dict[str, Any]) -> str:
     generate = any(one["name"] == GENERATE for one in summary["methods"])
     columns = ["method", "× plain", *(["× generate"] if generate else []), "tokens/s", "MAT"]
     columns += ["accepted of path", "of nodes", "nodes a step", "drafting", "same text"]
-    best = _best(summary, group)
+    best = best_of(summary, group)
     rows = []
     for one in summary["methods"]:
         own = group["methods"][one["name"]]
@@ -201,7 +134,7 @@ def _by_group(title: str, summary: dict[str, Any]) -> str:
     if len(groups) < 2:
         return ""
     columns = ["method", *(f"{group['group']} ({group['prompts']})" for group in groups)]
-    best = [_best(summary, group) for group in groups]
+    best = [best_of(summary, group) for group in groups]
     rows = []
     for one in summary["methods"]:
         own = [group["methods"][one["name"]] for group in groups]
@@ -217,7 +150,7 @@ def _speedups(summary: dict[str, Any]) -> str:
     groups = summary["groups"]
     rows = {
         group["group"]: [
-            Interval(name, **own["speedup"][PLAIN], best=name == _best(summary, group))
+            Interval(name, **own["speedup"][PLAIN], best=name == best_of(summary, group))
             for name, own in group["methods"].items()
             if name != PLAIN
         ]
@@ -229,13 +162,13 @@ def _speedups(summary: dict[str, Any]) -> str:
     ticks = interval_ticks(every, 1.0)
     figures = []
     for group in groups:
-        title = f"{group['group']} ({_count(group['prompts'], 'prompt')})"
+        title = f"{group['group']} ({counted(group['prompts'], 'prompt')})"
         plot = intervals(f"Speedup: {title}", rows[group["group"]], 1.0, "× plain decoding", ticks)
         few = f"⚠ Fewer than {FEW} prompts." if group["prompts"] < FEW else ""
         figures.append(_figure(title, plot, few))
     return _section(
         "Speedup by task",
-        (_caution(groups) if len(groups) > 1 else "") + f'<div class="plots">{"".join(figures)}</div>',
+        (caution(groups) if len(groups) > 1 else "") + f'<div class="plots">{"".join(figures)}</div>',
         "Median over prompts of plain decoding's time per token over the method's; bars are 95 % intervals by "
         "bootstrap over prompts, paired. All panels have one axis; the fastest has a ring.",
     )
@@ -415,7 +348,3 @@ def _save(*files: tuple[str, str, str, str]) -> str:
 
 def _file_name(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

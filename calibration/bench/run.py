@@ -20,8 +20,8 @@ from specds.calibration.trace import trace_row
 from specds.decode.pricing import measurement
 from specds.decode.pricing.curve import CostCurve
 from specds.decode.targets import choose_runtime, make_target
+from specds.digests import sha256
 from specds.errors import InputError, PeerError, PromptError
-from specds.files import sha256
 from specds.model import LanguageModel
 from specds.reading.prompts import BadRow, Prompt
 from specds.sampling import Sampling

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from specds.calibration.answers import Recorded
-from specds.calibration.evaluation import evaluate, template
+from specds.calibration.evaluation import evaluate
+from specds.calibration.overlap import template
 from specds.calibration.replay import replay
 from specds.checkpoint import find_tokenizer
 from specds.datastore.build_dense import DenseOptions, build_dense

@@ -16,12 +16,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specds.datastore import ann
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
+from specds.datastore.compaction import compact, rebuild_suffix
 from specds.datastore.corpus import Document, add_documents, read_documents
 from specds.datastore.creation import create_store
 from specds.datastore.duplicates import find_duplicates
 from specds.datastore.integrity import find_problems
 from specds.datastore.manifest import Segment
-from specds.datastore.rewriting import Removal, compact, merge, rebuild_suffix, remove, rewrite
+from specds.datastore.merging import merge
+from specds.datastore.rewriting import Removal, remove, rewrite
 from specds.datastore.segments import portions, to_join
 from specds.datastore.store import Store, open_store
 from specds.datastore.suffix import Match
