@@ -142,7 +142,7 @@ def _digest(engine: Engine, prompt: Prompt, max_new_tokens: int) -> str:
     """Of a prompt and all that its counts depend on, beside the pair."""
     sampling = engine.sampling
     parts = [
-        [prompt.turns, prompt.raw],
+        prompt.content,
         [sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed],
         sorted(engine.method.options.items()),
         [str(path.resolve()) for path in engine.method.paths],

@@ -34,6 +34,11 @@ class Prompt:
     reference: str | None = None
     group: str | None = None
 
+    @property
+    def content(self) -> list[object]:
+        """All that an answer depends on, for JSON and digests of it: the same question has the same."""
+        return [self.turns, self.raw]
+
 
 @dataclass(frozen=True, slots=True)
 class BadRow:

@@ -72,8 +72,7 @@ def choose_cases(
 def identity(cases: Sequence[Case]) -> str:
     """A digest of the prompts as they are asked: a run goes on only with the same."""
     content = [
-        [case.key, case.group, [case.prompt.turns, case.prompt.raw] if isinstance(case.prompt, Prompt) else None]
-        for case in cases
+        [case.key, case.group, case.prompt.content if isinstance(case.prompt, Prompt) else None] for case in cases
     ]
     return hashlib.sha256(json.dumps(content, ensure_ascii=True).encode()).hexdigest()
 
