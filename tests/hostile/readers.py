@@ -60,6 +60,7 @@ from .mutations import (
 )
 
 MODEL = ("--model", "model", "--device", "cpu")
+BENCH = ("bench", "-p", "p.jsonl", "--methods", "none,pld", "--max-new-tokens", "8", "--limit", "4", *MODEL)
 STORE = "s.ds"
 FAISS = "f.ds"
 
@@ -153,21 +154,7 @@ def make_base(folder: Path, model: LanguageModel) -> None:
         table = corrections.read_table(Path(name)).plus(counts, prompts=3, tokens=200)
         corrections.write_table(Path(name), dataclasses.replace(table, pair=pair))
     command("calibrate-drafts", "-p", "p.jsonl", "-s", STORE, "--max-new-tokens", "12", *MODEL)
-    command(
-        "bench",
-        "-p",
-        "p.jsonl",
-        "--methods",
-        "none,pld",
-        "--max-new-tokens",
-        "8",
-        "--output",
-        "bench",
-        "--limit",
-        "4",
-        *MODEL,
-        codes=(0, 1),
-    )
+    command(*BENCH, "--output", "bench", codes=(0, 1))
     shutil.copytree("bench", "bench2")
     rows = results.read_rows(Path("bench"))
     _lines("bench2/journal.jsonl", [{"row": row, "steps": []} for row in rows])
@@ -451,20 +438,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
                 ("compare", "bench", "bench2"),
                 ("compare", "bench", "bench2", "--json"),
                 ("replay", "--answers", "a.jsonl", "-p", "p.jsonl", "--methods", "pld", "--cost", "bench", *MODEL),
-                (
-                    "bench",
-                    "-p",
-                    "p.jsonl",
-                    "--methods",
-                    "none,pld",
-                    "--max-new-tokens",
-                    "8",
-                    "--output",
-                    "bench",
-                    "--limit",
-                    "4",
-                    *MODEL,
-                ),
+                (*BENCH, "--output", "bench"),
             ],
             weight=4,
             writes=True,
@@ -473,22 +447,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
             "journal",
             {"bench2/journal.jsonl": (rows, rows, rows, raw)},
             read_journal,
-            [
-                (
-                    "bench",
-                    "-p",
-                    "p.jsonl",
-                    "--methods",
-                    "none,pld",
-                    "--max-new-tokens",
-                    "8",
-                    "--output",
-                    "bench2",
-                    "--limit",
-                    "4",
-                    *MODEL,
-                )
-            ],
+            [(*BENCH, "--output", "bench2")],
             writes=True,
         ),
         Reader(
