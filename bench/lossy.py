@@ -7,9 +7,9 @@ of the target share one that remembers what followed a text, so that a prompt is
 to a place cost one pass each up to there. A row's result depends on nothing beside it, so that counts are what they
 would be.
 
-Printed for each group: MAT; accepted tokens over those of the best path and over all drafted ones; rescues in a hundred
-steps; texts that are those of the first method with the same drafter; mean log-probability of a token under the target;
-ROUGE-L to that first method's text; right answers, where a reference marks one.
+Printed for each group: MAT; accepted tokens over those of the best path and over all drafted ones; lossily accepted
+tokens in a hundred steps; texts that are those of the first method with the same drafter; mean log-probability of a
+token under the target; ROUGE-L to that first method's text; right answers, where a reference marks one.
 """
 
 from __future__ import annotations

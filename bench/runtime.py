@@ -3,7 +3,7 @@
     python bench/runtime.py --prompts F.jsonl --limit 8
 
 Everything is interleaved: row counts and runtimes in one loop, methods prompt by prompt. E1 is T(1) of the generic
-runtime, transformers' own forward pass. The wrong drafter promises nine tenths for tokens that are never right, as many
+runtime, transformers' own forward pass. The wrong drafter predicts nine tenths for tokens that are never right, as many
 as the budget allows: what `--budget auto` then costs is what it can cost anyone.
 """
 
@@ -89,7 +89,7 @@ def curves(model: LanguageModel, rows: list[int], context: int, repeats: int) ->
 
 
 class Wrong(Null):
-    """Promises much and is never right: token 0 does not occur in text."""
+    """Predicts much and is never right: token 0 does not occur in text."""
 
     def propose(self, budget: int) -> Draft:
         return chain([0] * budget, [0.9] * budget) if budget else empty()

@@ -222,7 +222,7 @@ def _layouts(
 
 
 def _is_dataset(file: str) -> bool:
-    """Whether a name can only mean a data set: it is no path, and does not look like one mistyped."""
+    """Whether a name can only mean a data set: it is not a path, and does not look like one mistyped."""
     if _DATASET.fullmatch(file) is None or _FILE_SUFFIX.search(file):
         return False
     return not Path(file).exists() and not Path(file).parent.is_dir()

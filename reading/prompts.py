@@ -84,7 +84,7 @@ def messages_of(where: str, field: str, value: object) -> tuple[Message, ...]:
     """A conversation from a field's value, with nothing but role and content in each message.
 
     Raises:
-        PromptError: it is no list of messages, or the role of one is unknown, or its content is no text.
+        PromptError: it is not a valid list of messages, or the role of one is unknown, or its content is not text.
     """
     if not isinstance(value, list) or not value:
         found = "empty" if value == [] else kind_of(value)

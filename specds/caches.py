@@ -156,7 +156,7 @@ def _home() -> Path | None:
 def _temporary() -> Path | None:
     try:
         directory = Path(tempfile.gettempdir())
-        # The last that Python tries is where the command runs, which is no place for a cache.
+        # The last that Python tries is where the command runs, which is not a place for a cache.
         if directory == Path.cwd() and not any(name in os.environ for name in ("TMPDIR", "TEMP", "TMP")):
             return None
     except FileNotFoundError:  # nowhere that could be written

@@ -192,7 +192,7 @@ def test_killed_and_started_again_a_bench_gives_the_same_rows(
 
 def test_a_prompt_that_cannot_be_answered_is_left_out_of_every_method(run_bench: Bench) -> None:
     long = Case("long", "one", Prompt("long", (({"role": "user", "content": "w1 " * 400},),)))
-    bad = Case("bad", "one", BadRow("bad", PromptError("row 3 is no prompt", "mend it")))
+    bad = Case("bad", "one", BadRow("bad", PromptError("row 3 is not a valid prompt", "mend it")))
     summary = run_bench("none,pld@4", [case(0), long, bad, case(1)])
     assert not summary["valid"]
     assert {(one["kind"], one["prompt"]) for one in summary["problems"]} == {("failed", "long"), ("failed", "bad")}

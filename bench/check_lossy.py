@@ -1,8 +1,8 @@
-"""Check every token that a lossy verifier let pass, from a trace, with logits computed anew by transformers.
+"""Check every token that a lossy verifier accepted and a strict one would not, with logits computed anew.
 
     specds decode -p F.jsonl -d pld --verifier respec --trace T.parquet > A.jsonl
-    python bench/check_rescues.py --trace T.parquet --prompts F.jsonl --k 3 --tau 3 --matches 3
-    python bench/check_rescues.py --trace T.parquet --prompts F.jsonl --log-ratio -4.605 --count 6    # CSD
+    python bench/check_lossy.py --trace T.parquet --prompts F.jsonl --k 3 --tau 3 --matches 3
+    python bench/check_lossy.py --trace T.parquet --prompts F.jsonl --log-ratio -4.605 --count 6    # CSD
 
 Shares no code with the verifiers. ReSpec (Eq. 6 and 7): among the k likeliest, within tau of the likeliest, followed by
 at least so many greedy matches. CSD (Algorithm 1, Eq. 3): the logit ratio at least log tau, the count at least lambda.
@@ -50,7 +50,7 @@ def main() -> None:
             rescued += len(row["rescue_nodes"])
             accepted += row["accepted"]
             wrong += sum(complaints(row, logits, options))
-    print(f"{accepted} drafted tokens accepted, {rescued} of them let pass; {wrong} break a rule")
+    print(f"{accepted} drafted tokens accepted, {rescued} of them lossily; {wrong} break a rule")
     raise SystemExit(wrong > 0)
 
 
