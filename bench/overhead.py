@@ -90,10 +90,10 @@ def main() -> None:
     whole = mean(elsewhere) + mean(seconds for seconds, _ in lossy)
     print(f"{len(steps)} steps of {whole * 1e3:.2f} ms in the mean; microseconds of verifying, mean and median:")
     for what, kept in (("all steps", (True, False)), ("nothing accepted lossily", (False,))):
-        one, other = ([seconds for seconds, passed in times if passed in kept] for times in (strict, lossy))
-        for name, seconds in (("strict", one), (options.verifier, other)):
+        strictly, lossily = ([seconds for seconds, passed in times if passed in kept] for times in (strict, lossy))
+        for name, seconds in (("strict", strictly), (options.verifier, lossily)):
             print(f"  {what}, {name}: {mean(seconds) * 1e6:.1f}, {median(seconds) * 1e6:.1f} ({len(seconds)} times)")
-        more = mean(other) - mean(one), median(other) - median(one)
+        more = mean(lossily) - mean(strictly), median(lossily) - median(strictly)
         print(f"  {what}, more: {more[0] / whole:.3%} of a step by means, {more[1] / whole:.3%} by medians")
 
 

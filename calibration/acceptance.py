@@ -176,7 +176,10 @@ def collect(
             continue
         finally:
             engine.wrap = None
-        turns = [judge(one.kept, [*turn.prompt, *turn.tokens]) for turn, one in zip(answer.turns, watched, strict=True)]
+        turns = [
+            judge(watcher.kept, [*turn.prompt, *turn.tokens])
+            for turn, watcher in zip(answer.turns, watched, strict=True)
+        ]
         right = np.concatenate([outcomes for _, outcomes in turns])
         features = np.concatenate([seen for seen, _ in turns])
         state.nodes.append(Nodes(features, right, np.zeros(len(right), np.int32)))
@@ -269,10 +272,10 @@ def _ensemble(forest: Any) -> Ensemble:
 
 @compiled
 def _odds(ensemble: Any, features: Any) -> Any:
-    found = np.empty(len(features))
+    odds = np.empty(len(features))
     for row in range(len(features)):
-        found[row] = log_odds(ensemble, features[row])
-    return found
+        odds[row] = log_odds(ensemble, features[row])
+    return odds
 
 
 def chances(ensemble: Ensemble, features: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -74,13 +74,13 @@ class Evaluation:
             for index, budget, summary in self.predictions
         ]
         shares = {
-            name: [{**dataclasses.asdict(one), "dead": one.dead} for one in part]
+            name: [{**dataclasses.asdict(share), "dead": share.dead} for share in part]
             for name, part in (("sources", self.sources), ("parts", self.parts))
         }
         return {
             "answers": self.answers,
             "tokens": self.tokens,
-            "hits": [dataclasses.asdict(one) for one in self.hits],
+            "hits": [dataclasses.asdict(hits) for hits in self.hits],
             "predictions": predictions,
             "overlap": {
                 "ngram": self.ngram,
@@ -129,14 +129,14 @@ def evaluate(
         for kind in kinds
         for budget in sorted(set(budgets))
     }
-    made = Replay(model, list(names.values()), curve=curve, runtime=runtime)
+    replay = Replay(model, list(names.values()), curve=curve, runtime=runtime)
     tally, credit, rows = _Tally(), Credit(index), list[Replayed]()
     for number, answer in enumerate(answers, 1):
-        found = made.of(answer)
-        rows += [dataclasses.replace(row, steps=()) for row in found]
+        replayed = replay.of(answer)
+        rows += [dataclasses.replace(row, steps=()) for row in replayed]
         if index is not None:
             tally.add(index, answer)
-            credit.add(next(row for row in found if row.method == f"suffix {max(budgets)}"))
+            credit.add(next(row for row in replayed if row.method == f"suffix {max(budgets)}"))
         progress(number)
     corpus = CorpusReading(store, store.manifest.suffix if index is not None else [])
     prompts, responses = corpus.read(answers, ngram, template(model.tokenizer))
@@ -145,7 +145,7 @@ def evaluate(
         len(answers),
         sum(len(answer.tokens) for answer in answers),
         tally.hits(),
-        tuple((kind, int(budget), one) for one in summarise(rows) for kind, budget in [one.method.split()]),
+        tuple((kind, int(budget), summary) for summary in summarise(rows) for kind, budget in [summary.method.split()]),
         ngram,
         prompts,
         responses,

@@ -57,26 +57,26 @@ def grams_of(text: NDArray[np.int64], n: int) -> NDArray[np.uint64]:
     mixed = (text.astype(np.uint64) + np.uint64(1)) * _BASE
     mixed ^= mixed >> np.uint64(29)
     count = len(text) - n + 1
-    found = np.zeros(count, np.uint64)
+    hashes = np.zeros(count, np.uint64)
     for offset in range(n):
-        found = found * _BASE + mixed[offset : offset + count]
-        found ^= found >> np.uint64(32)
-    return found
+        hashes = hashes * _BASE + mixed[offset : offset + count]
+        hashes ^= hashes >> np.uint64(32)
+    return hashes
 
 
-def overlap_of(looked: Sequence[NDArray[np.uint64]], held: NDArray[np.uint64], same: int) -> Overlap:
+def overlap_of(texts: Sequence[NDArray[np.uint64]], held: NDArray[np.uint64], same: int) -> Overlap:
     """What texts share with a corpus.
 
     Args:
-        looked: the n-grams of each text.
+        texts: the n-grams of each text.
         held: those of all of them that stand in the corpus.
         same: texts that are a document's as a whole.
     """
-    shared = [int(np.isin(grams, held).sum()) for grams in looked]
+    shared = [int(np.isin(grams, held).sum()) for grams in texts]
     return Overlap(
-        sum(len(grams) > 0 for grams in looked),
+        sum(len(grams) > 0 for grams in texts),
         sum(count > 0 for count in shared),
-        sum(map(len, looked)),
+        sum(map(len, texts)),
         sum(shared),
         same,
     )

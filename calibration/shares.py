@@ -104,11 +104,11 @@ class CorpusReading:
         last = {answer.id: answer for answer in answers}
         prompts = [bare(answer.prompt, around) for answer in last.values()]
         responses = [np.array(answer.tokens, np.int64) for answer in answers]
-        looked = [grams_of(text, ngram) for text in (*prompts, *responses)]
-        wanted = np.unique(np.concatenate([*looked, np.empty(0, np.uint64)]))
+        grams_of_each = [grams_of(text, ngram) for text in (*prompts, *responses)]
+        wanted = np.unique(np.concatenate([*grams_of_each, np.empty(0, np.uint64)]))
         seen = np.zeros(len(wanted), np.bool_)
-        whole = [{np.array(one.prompt, np.int32).tobytes() for one in last.values()}]
-        whole.append({np.array(one.tokens, np.int32).tobytes() for one in answers})
+        whole = [{np.array(answer.prompt, np.int32).tobytes() for answer in last.values()}]
+        whole.append({np.array(answer.tokens, np.int32).tobytes() for answer in answers})
         same: list[set[bytes]] = [set(), set()]
         for shard in self.store.manifest.corpus:
             lengths, sources = self.lengths.setdefault(shard.file, []), self.sources.setdefault(shard.file, [])
@@ -127,10 +127,10 @@ class CorpusReading:
         held = wanted[seen]
         ends = len(prompts)
         counts = [
-            sum(np.array(one.prompt, np.int32).tobytes() in same[0] for one in last.values()),
-            sum(np.array(one.tokens, np.int32).tobytes() in same[1] for one in answers),
+            sum(np.array(answer.prompt, np.int32).tobytes() in same[0] for answer in last.values()),
+            sum(np.array(answer.tokens, np.int32).tobytes() in same[1] for answer in answers),
         ]
-        return overlap_of(looked[:ends], held, counts[0]), overlap_of(looked[ends:], held, counts[1])
+        return overlap_of(grams_of_each[:ends], held, counts[0]), overlap_of(grams_of_each[ends:], held, counts[1])
 
     def shares(self, credit: Credit) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
         """What each source and each corpus file gave."""
@@ -150,11 +150,11 @@ class CorpusReading:
         documents = [self._documents(segment, size) for segment, size in zip(self.segments, credit.sizes, strict=True)]
         useful: set[tuple[str, int]] = set()
         for places in credit.tokens:
-            found = {documents[segment].at(place) for segment, place in places.tolist()}
-            useful |= found
+            standing = {documents[segment].at(place) for segment, place in places.tolist()}
+            useful |= standing
             for shares, names in (
-                (parts, {file for file, _ in found}),
-                (sources, {self.sources[file][number] for file, number in found}),
+                (parts, {file for file, _ in standing}),
+                (sources, {self.sources[file][number] for file, number in standing}),
             ):
                 for name in names:
                     shares[name].gave += 1

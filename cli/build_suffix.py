@@ -33,6 +33,7 @@ def build_suffix(
         return
     manifest = open_store(store).manifest
     note(
-        f"{store}: sorted {sum(one.tokens for one in built):,} tokens in {time.perf_counter() - began:.1f} s; "
-        f"the suffix index has {sum(one.tokens for one in manifest.suffix):,}, in {len(manifest.suffix)} segments"
+        f"{store}: sorted {sum(segment.tokens for segment in built):,} tokens in {time.perf_counter() - began:.1f} s; "
+        f"the suffix index has {sum(segment.tokens for segment in manifest.suffix):,}, "
+        f"in {len(manifest.suffix)} segments"
     )

@@ -64,19 +64,19 @@ def calibrate_drafts(
         note(f"prompt {name}: {error}")
     if not state.nodes:
         raise UsageError("no prompt could be answered", "see the errors above")
-    made = provenance()
+    now = provenance()
     about = {
         "model": language_model.name,
         "fingerprint": language_model.fingerprint,
         "tokens": state.tokens,
         "steps": state.steps,
-        "command": made.command,
-        "version": made.version,
-        "date": made.date,
+        "command": now.command,
+        "version": now.version,
+        "date": now.date,
     }
-    found = fit(Nodes.join(state.nodes), about)
-    found.save(path)
+    acceptance = fit(Nodes.join(state.nodes), about)
+    acceptance.save(path)
     if not quiet:
-        acceptance_table(str(path), found, stderr=True)
+        acceptance_table(str(path), acceptance, stderr=True)
     if state.failed:
         raise typer.Exit(1)

@@ -172,9 +172,9 @@ def _table(name: str, corrections: Corrections, rows: Sequence[dict[str, Any]]) 
     out.print(f"  the top 20 % of pairs hold {corrections.head_share():.1%} of all divergences")
     if said := too_rare(corrections):
         out.print(f"  [yellow]{escape(said)}[/yellow]", soft_wrap=True)
-    for one in corrections.history:
-        made = (escape(printable(text)) for text in (one.date, one.command, one.version))
-        out.print("  [dim]{} {} (specds {})[/dim]".format(*made))
+    for provenance in corrections.history:
+        cells = (escape(printable(text)) for text in (provenance.date, provenance.command, provenance.version))
+        out.print("  [dim]{} {} (specds {})[/dim]".format(*cells))
     _pairs(out, ["count"], rows, len(corrections))
 
 

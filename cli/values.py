@@ -29,10 +29,10 @@ def size(name: str, text: str | None) -> int | None:
     """
     if text is None:
         return None
-    found = parse_size(text)
-    if found is None:
+    parsed = parse_size(text)
+    if parsed is None:
         raise UsageError(f"--{name} is {text!r}", "a size such as 500MB, 2GB or 1.5GiB")
-    return found
+    return parsed
 
 
 def open_stores(paths: Sequence[Path] | None, tokenizer: Tokenizer, *, thorough: bool = False) -> list[Store]:
@@ -77,17 +77,17 @@ def cost_curve(path: Path | None) -> CostCurve | None:
         return None
     trace = path / "steps.parquet" if path.is_dir() else path
     if trace != path or _is_parquet(path):
-        found = read_passes(str(trace)).curve()
-        if found is None:
+        curve = read_passes(str(trace)).curve()
+        if curve is None:
             raise InputError(
                 f"{trace} has too few forward passes of one query token, or of several",
                 "a bench of `none` and a drafter has both",
             )
-        return found
-    found = measurement.load(path)
-    if found is None:
+        return curve
+    curve = measurement.load(path)
+    if curve is None:
         raise InputError(f"{path} is not a valid cost curve", "`specds profile --json > C.json` writes one")
-    return found
+    return curve
 
 
 def _is_parquet(path: Path) -> bool:
@@ -117,12 +117,14 @@ def recorded(
     from specds.calibration.answers import read_answers
     from specds.cli.render import note
 
-    found = read_answers(answers, prompts.read(group=group), model.tokenizer, most=most, stop_tokens=model.stop_tokens)
-    if found.failed:
-        note(f"note: {found.failed:,} prompts have an error instead of an answer; they are left out")
-    if not found.lossless:
+    recording = read_answers(
+        answers, prompts.read(group=group), model.tokenizer, most=most, stop_tokens=model.stop_tokens
+    )
+    if recording.failed:
+        note(f"note: {recording.failed:,} prompts have an error instead of an answer; they are left out")
+    if not recording.lossless:
         note("note: some answers are of a lossy run; what a lossless one would write, and accept, differs")
-    return found
+    return recording
 
 
 def numbers(name: str, text: str) -> list[int]:
@@ -143,13 +145,13 @@ def settings(pairs: Sequence[str], flag: str = "--set") -> dict[str, str]:
     Raises:
         UsageError: a word without `=`, or a name given twice.
     """
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or not name:
             raise UsageError(f"{flag} {pair!r}", f"write {flag} name=value; `specds drafters` lists the names")
-        if name in found:
+        if name in named:
             raise UsageError(f"{flag} {name} is given twice", "give it once")
-        found[name] = value.strip()
-    return found
+        named[name] = value.strip()
+    return named

@@ -106,7 +106,7 @@ def build_dense(
         manifest = writer.manifest
         require_tokens(writer.store)
         old = manifest.dense
-        if any(one.model is None or one.model.fingerprint != model.fingerprint for one in old):
+        if any(segment.model is None or segment.model.fingerprint != model.fingerprint for segment in old):
             old = []
         options = (options or DenseOptions()).like(old, anew=replace)
         if replace:
@@ -122,7 +122,7 @@ def build_dense(
             joined, built = _write(writer, model, old, corpus, options, progress)
             del corpus
             remove_tree(work, store.path)
-        writer.change(dense=[*(one for one in old if one not in joined), *built])
+        writer.change(dense=[*(segment for segment in old if segment not in joined), *built])
         for segment in built:
             remember(writer.store, segment)
     return built

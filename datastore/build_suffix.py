@@ -48,7 +48,7 @@ def build_suffix(
         covered = {name for segment in joined for name in segment.shards} | {shard.file for shard in new}
         shards = [shard for shard in manifest.corpus if shard.file in covered]
         built = write_segments(writer, writer.store, portions(shards, most), progress, memory)
-        writer.change(suffix=[*(one for one in manifest.suffix if one not in joined), *built])
+        writer.change(suffix=[*(segment for segment in manifest.suffix if segment not in joined), *built])
     return built
 
 
@@ -86,7 +86,7 @@ def write_segments(
     built: list[Segment] = []
     for group in groups:
         built.append(_write_segment(writer, store, group))
-        progress(sum(one.tokens for one in built), total)
+        progress(sum(segment.tokens for segment in built), total)
     return built
 
 

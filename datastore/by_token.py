@@ -112,12 +112,12 @@ def _encode(keys: Any, place: Any, codes: Any, scales: Any) -> None:
 
 
 @compiled_loosely
-def _similarities(codes: Any, scales: Any, low: int, high: int, key: Any, found: Any) -> None:
+def _similarities(codes: Any, scales: Any, low: int, high: int, key: Any, similarities: Any) -> None:
     for row in range(low, high):
         total = np.float32(0.0)
         for at in range(codes.shape[1]):
             total += np.float32(codes[row, at]) * key[at]
-        found[row - low] = total * scales[row]
+        similarities[row - low] = total * scales[row]
 
 
 @compiled

@@ -88,10 +88,10 @@ def _fits(
     writer: Writer, group: Sequence[Segment], segment: Segment, order: dict[str, int], memory: int | None
 ) -> bool:
     first = group[0]
-    keys = sum(one.parameters.get("keys", 0) for one in (*group, segment))
+    keys = sum(member.parameters.get("keys", 0) for member in (*group, segment))
     return (
         keys <= most_keys(DenseOptions(dims=first.parameters.get("dims")), memory)
-        and all(one.parameters.get("kept") in ("float32", "half") for one in (first, segment))
+        and all(member.parameters.get("kept") in ("float32", "half") for member in (first, segment))
         and order[group[-1].shards[-1]] < order[segment.shards[0]]
         and load_normalizer(writer.path, first).same(load_normalizer(writer.path, segment))
     )

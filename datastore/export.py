@@ -190,8 +190,8 @@ class _Count:
         keys = np.concatenate([*self._waiting, np.empty(0, np.int64)])
         self._waiting.clear()
         self._held = 0
-        found, counts = np.unique(keys, return_counts=True)
-        self._runs.append((found, counts.astype(np.int64)))
+        unique, counts = np.unique(keys, return_counts=True)
+        self._runs.append((unique, counts.astype(np.int64)))
         while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
             self._merge()
 

@@ -48,9 +48,9 @@ class _Reader:
         return np.frombuffer(self._file.read(8 * count), "<u8")
 
     def expect(self, what: str, form: str, *values: Any) -> None:
-        found = self.take(form)
-        if found != values:
-            raise ValueError(f"its {what} is {', '.join(map(str, found))}, not {', '.join(map(str, values))}")
+        taken = self.take(form)
+        if taken != values:
+            raise ValueError(f"its {what} is {', '.join(map(str, taken))}, not {', '.join(map(str, values))}")
 
     def finish(self) -> None:
         if self.at != self._size:
@@ -77,9 +77,9 @@ def _lists_of(path: Path, shape: IndexShape) -> _Lists:
 
         def index(fourcc: bytes, count: int) -> None:
             reader.expect("class", "<4s", fourcc)
-            found = reader.take("<iqqqBi")
-            if (found[0], found[1], found[4], found[5]) != (dims, count, 1, _INNER_PRODUCT):
-                raise ValueError(f"it has {found[1]:,} keys of {found[0]} numbers, not {count:,} of {dims}")
+            header = reader.take("<iqqqBi")
+            if (header[0], header[1], header[4], header[5]) != (dims, count, 1, _INNER_PRODUCT):
+                raise ValueError(f"it has {header[1]:,} keys of {header[0]} numbers, not {count:,} of {dims}")
 
         def numbers(count: int) -> None:
             reader.expect("length", "<Q", count)

@@ -29,13 +29,13 @@ def find_problems(path: Path | str) -> tuple[list[str], int, int]:
     check_entries(path)
     hold = Hold(path)
     manifest = read_manifest(path)
-    found = [
+    problems = [
         problem
         for name, record in sorted(manifest.files.items())
         if (problem := _problem(path, name, record, thorough=True))
     ]
     hold.release()
-    return found, len(manifest.files), sum(record.size for record in manifest.files.values())
+    return problems, len(manifest.files), sum(record.size for record in manifest.files.values())
 
 
 def check_entries(path: Path) -> None:

@@ -56,14 +56,14 @@ def merge(stores: Sequence[Store], out: Path, *, progress: Progress = lambda sta
     what = _merged(stores)
     with Writer(out) as writer:
         # The histories of merged stores come along; what this one is made of stands last.
-        last = next((one for one in reversed(writer.manifest.history) if one.what.startswith(_MERGED)), None)
+        last = next((change for change in reversed(writer.manifest.history) if change.what.startswith(_MERGED)), None)
         if last is not None and last.what == what:
             return Merger(writer.store, 0, last.provenance.date)
         if writer.manifest.corpus or writer.manifest.tokenizer != first.tokenizer:
             raise UsageError(f"{out} is not empty", "merge into a new store")
         corpus: list[Shard] = []
         indexes: dict[str, list[Segment]] = {"suffix": [], "dense": []}
-        model = next((one.model for store in stores for one in store.manifest.dense), None)
+        model = next((segment.model for store in stores for segment in store.manifest.dense), None)
         for store in stores:
             progress(str(store.path))
             names: dict[str, str] = {}

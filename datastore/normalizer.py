@@ -117,7 +117,7 @@ class Normalizer:
                 about = file.metadata() or {}
         except SafetensorError as error:
             raise ValueError(f"{path.name}: {error}") from error
-        if any(one.dtype != np.float32 for one in (mean, scale, components)):
+        if any(array.dtype != np.float32 for array in (mean, scale, components)):
             raise ValueError(f"{path.name}: {mean.dtype}, {scale.dtype} and {components.dtype}, not float32")
         if mean.shape != scale.shape or mean.ndim != 1 or components.shape[1:] != mean.shape:
             raise ValueError(f"{path.name}: shapes {mean.shape}, {scale.shape} and {components.shape} do not fit")

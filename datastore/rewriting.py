@@ -71,17 +71,19 @@ def remove(store: Store, *, sources: Sequence[str] = (), ids: Sequence[str] = ()
             if source not in known and before is None:
                 named = ", ".join(sorted(known)[:10]) or "none"
                 raise UsageError(f"{store.path} has no source {source!r}", f"its sources are: {named}")
-        found: set[str] = set()
+        seen: set[str] = set()
 
         def gone(document: Document) -> Sequence[Document]:
             if document.doc_id in wanted:
-                found.add(document.doc_id)
+                seen.add(document.doc_id)
                 return ()
             return () if document.source in sources else (document,)
 
-        touched = None if wanted else {one.file for one in writer.manifest.corpus if one.sources.keys() & {*sources}}
+        touched = (
+            None if wanted else {shard.file for shard in writer.manifest.corpus if shard.sources.keys() & {*sources}}
+        )
         plan = Plan.of(writer, writer.manifest, gone, touched)
-        if (missing := wanted - found) and before is None:
+        if (missing := wanted - seen) and before is None:
             raise UsageError(f"{store.path} has no document {min(missing)!r}", "see `specds export` for the ids")
         if before is not None and not plan.names:
             return Removal(0, 0, 0, 0, done=before)

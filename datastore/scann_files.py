@@ -96,11 +96,11 @@ def _check_asset_list(path: Path, shape: IndexShape) -> None:
     listed: list[tuple[str, str]] = []
     at = 0
     while at < len(text):
-        found = _ASSET.match(text, at)
-        if not found:
+        match = _ASSET.match(text, at)
+        if not match:
             raise ValueError(f"its list of assets is not as ScaNN writes it: {text[at : at + 80].strip()!r}")
-        listed.append((found[1], found[2]))
-        at = found.end()
+        listed.append((match[1], match[2]))
+        at = match.end()
     if sorted(listed) != sorted((asset.type, asset.name) for asset in _assets_of(shape)):
         raise ValueError(f"its list of assets names others than its parameters do: {', '.join(n for _, n in listed)}")
 

@@ -122,7 +122,7 @@ def _groups(shards: list[Shard], most: int) -> list[list[Shard]]:
 
 def _likeness(manifest: Manifest, shard: Shard) -> str:
     covering = [
-        next((one.directory for one in segments if shard.file in one.shards), None)
+        next((segment.directory for segment in segments if shard.file in segment.shards), None)
         for segments in manifest.indexes.values()
     ]
     about = dataclasses.asdict(shard)

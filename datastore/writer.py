@@ -150,7 +150,7 @@ class Writer:
                     size = os.fstat(file.fileno()).st_size
                 name = path.relative_to(self.path).as_posix()
                 records[name] = FileRecord(size, sha256(path, self.path), edge_digest(path, self.path))
-            for parent in {one for path in paths for one in (path.parent, path.parent.parent)}:
+            for parent in {folder for path in paths for folder in (path.parent, path.parent.parent)}:
                 with directory(parent, self.path) as handle:
                     os.fsync(handle)
         return records
@@ -195,7 +195,7 @@ class Writer:
             # What became a link since the store was opened is left alone; opening it again is refused.
             with contextlib.suppress(OSError, UnsafeFile):
                 for name in self._names(folder):
-                    if not any(one == f"{folder}/{name}" or one.startswith(f"{folder}/{name}/") for one in known):
+                    if not any(file == f"{folder}/{name}" or file.startswith(f"{folder}/{name}/") for file in known):
                         self._drop(self.path / folder / name)
         # Whoever wrote these had the lock that is held now.
         for name in self._names("."):
@@ -208,7 +208,7 @@ class Writer:
 
     def _names(self, folder: str) -> list[str]:
         with directory(self.path / folder, self.path) as handle, os.scandir(handle) as entries:
-            return [one.name for one in entries]
+            return [entry.name for entry in entries]
 
 
 @contextlib.contextmanager

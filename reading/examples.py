@@ -122,8 +122,8 @@ def count_examples(files: Sequence[str], limit: int | None = None) -> int | None
     counts = [None if _is_dataset(file) else 1 if format_of(file) == "text" else count_rows([file]) for file in files]
     if None in counts:
         return limit
-    found = sum(filter(None, counts))
-    return found if limit is None else min(found, limit)
+    total = sum(filter(None, counts))
+    return total if limit is None else min(total, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def _examples(files: Sequence[str], reader: _Reader, split: str) -> Iterator[Exa
     number = 0
     for file in files:
         if _is_dataset(file):
-            found, origin = dataset_rows(file, reader.wanted, split=split), file
+            records, origin = dataset_rows(file, reader.wanted, split=split), file
         elif format_of(file) == "text":
             text = document(file)
             if isinstance(text, PromptError):
@@ -178,9 +178,9 @@ def _examples(files: Sequence[str], reader: _Reader, split: str) -> Iterator[Exa
             number += 1
             continue
         else:
-            found = rows(file, reader.wanted, format="jsonl" if file == STDIN else None)
+            records = rows(file, reader.wanted, format="jsonl" if file == STDIN else None)
             origin = _stem(file)
-        for where, row in found:
+        for where, row in records:
             name = id_of(row, number)
             number += 1
             if isinstance(row, PromptError):

@@ -41,8 +41,8 @@ def layout_of(where: str, row: Row, wanted: Wanted) -> Layout:
     for layout in wanted.layouts:
         if all(row.get(field) is not None for field in layout):
             return layout
-    found = listed([repr(key) + (" (null)" if value is None else "") for key, value in row.items()])
-    raise PromptError(f"{where} must have {_asked(wanted)}, but has {found}", wanted.hint)
+    fields = listed([repr(key) + (" (null)" if value is None else "") for key, value in row.items()])
+    raise PromptError(f"{where} must have {_asked(wanted)}, but has {fields}", wanted.hint)
 
 
 def text_of(where: str, field: str, value: object, *, blank: bool = False) -> str:
@@ -103,14 +103,16 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(short) or "nothing"
 
 
-def columns_of(name: str, found: list[str], wanted: Wanted, hint: str = "") -> list[str]:
+def columns_of(name: str, columns: list[str], wanted: Wanted, hint: str = "") -> list[str]:
     """The columns to read; InputError if they are of no layout, as then no row can be used, or one stands twice."""
-    if not any(set(layout) <= set(found) for layout in wanted.layouts):
-        raise InputError(f"{name} must have {_asked(wanted)}, but has {listed(map(repr, found))}", hint or wanted.hint)
+    if not any(set(layout) <= set(columns) for layout in wanted.layouts):
+        raise InputError(
+            f"{name} must have {_asked(wanted)}, but has {listed(map(repr, columns))}", hint or wanted.hint
+        )
     fields = dict.fromkeys([*itertools.chain(*wanted.layouts), *wanted.also])
-    if twice := [field for field in fields if found.count(field) > 1]:
+    if twice := [field for field in fields if columns.count(field) > 1]:
         raise InputError(f"{name} has the column {twice[0]!r} twice", "leave one of them out")
-    return [field for field in fields if field in found]
+    return [field for field in fields if field in columns]
 
 
 def _asked(wanted: Wanted) -> str:

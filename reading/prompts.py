@@ -87,9 +87,9 @@ def messages_of(where: str, field: str, value: object) -> tuple[Message, ...]:
         PromptError: it is not a valid list of messages, or the role of one is unknown, or its content is not text.
     """
     if not isinstance(value, list) or not value:
-        found = "empty" if value == [] else kind_of(value)
+        kind = "empty" if value == [] else kind_of(value)
         raise PromptError(
-            f"{where}, field {field!r} must be a list of messages, but is {found}",
+            f"{where}, field {field!r} must be a list of messages, but is {kind}",
             'a message is {"role": "user", "content": "..."}',
         )
     return tuple(_message(where, f"{field}[{index}]", message) for index, message in enumerate(value))
@@ -153,8 +153,8 @@ def _turns(where: str, field: str, value: object) -> tuple[tuple[Message, ...], 
         return (messages,)
     if field == "turns":
         if not isinstance(value, list) or not value:
-            found = "empty" if value == [] else kind_of(value)
-            raise PromptError(f"{where}, field 'turns' must be a list of strings, but is {found}", "one string a turn")
+            kind = "empty" if value == [] else kind_of(value)
+            raise PromptError(f"{where}, field 'turns' must be a list of strings, but is {kind}", "one string a turn")
         return tuple((_user(where, f"turns[{index}]", turn),) for index, turn in enumerate(value))
     return ((_user(where, field, value),),)
 

@@ -65,7 +65,7 @@ def format_of(path: str, format: str | None = None) -> str | None:
 
 def count_rows(paths: Sequence[str], format: str | None = None) -> int | None:
     """How many rows files have; None where that is not known before they are read: of a stream, or of a large file."""
-    found = 0
+    total = 0
     for path in paths:
         kind = format_of(path, format)
         if path == STDIN or not Path(path).is_file() or kind not in FORMATS:
@@ -74,17 +74,17 @@ def count_rows(paths: Sequence[str], format: str | None = None) -> int | None:
             if kind == "parquet":
                 import pyarrow.parquet as pq
 
-                found += pq.read_metadata(path).num_rows
+                total += pq.read_metadata(path).num_rows
             elif Path(path).stat().st_size > _COUNTED:
                 return None
             elif kind in _DELIMITERS:
                 records = sum(1 for _ in csv_records(path, _DELIMITERS[kind], MAX_ROW.bytes))
-                found += max(0, records - 1)  # the first names the columns
+                total += max(0, records - 1)  # the first names the columns
             else:
-                found += sum(1 for _ in lines(path))
+                total += sum(1 for _ in lines(path))
         except (InputError, OSError, ValueError):  # whoever reads it says what is wrong with it
             return None
-    return found
+    return total
 
 
 def rows(

@@ -227,12 +227,12 @@ def files_in(path: Path, below: Path | None = None) -> list[str]:
         at = waiting.pop()
         try:
             with directory(at, path if below is None else below) as place, os.scandir(place) as entries:
-                found = [(one.name, _kind(one)) for one in entries]
+                kinds = [(entry.name, _kind(entry)) for entry in entries]
         except (FileNotFoundError, PermissionError):
             if at == path:
                 raise
             continue  # a writer has removed it since, or it hides its files from us
-        for name, kind in found:
+        for name, kind in kinds:
             if kind == stat.S_IFDIR:
                 waiting.append(at / name)
             elif kind == stat.S_IFREG:
@@ -316,13 +316,15 @@ def _temporary(name: str, place: int) -> tuple[str, io.BufferedRandom]:
 def _sweep(name: str, place: int) -> None:
     left = re.compile(re.escape(_stem(name)) + f"[0-9a-f]{{{2 * _RANDOM_BYTES}}}" + re.escape(_TEMPORARY))
     with os.scandir(place) as entries:
-        found = [one.name for one in entries if left.fullmatch(one.name) and one.is_file(follow_symlinks=False)]
-    for one in found:
+        leftovers = [
+            entry.name for entry in entries if left.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+        ]
+    for leftover in leftovers:
         with contextlib.suppress(OSError):
-            handle = os.open(one, os.O_RDWR | _PLAIN, dir_fd=place)
+            handle = os.open(leftover, os.O_RDWR | _PLAIN, dir_fd=place)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(one, dir_fd=place)
+                os.unlink(leftover, dir_fd=place)
             finally:
                 os.close(handle)
 

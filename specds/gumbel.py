@@ -103,23 +103,23 @@ def nucleus(scaled: Any, top_p: float, kept: Any) -> int:
         weights[index] = math.exp(float(scaled[index] - highest))
         total += weights[index]
     least = total * (1.0 - top_p) / count
-    found = 0
+    size = 0
     below = 0.0
     for index in range(count):
         if weights[index] > least:
-            kept[found] = index
-            found += 1
+            kept[size] = index
+            size += 1
         else:
             below += weights[index]
-    if found == 0:  # all alike, or nearly
+    if size == 0:  # all alike, or nearly
         for index in range(count):
             kept[index] = index
-        found, below = count, 0.0
-    candidates = kept[:found].copy()
+        size, below = count, 0.0
+    candidates = kept[:size].copy()
     order = np.argsort(weights[candidates], kind="mergesort")
     mass = below
     first = 0
-    while first < found - 1:
+    while first < size - 1:
         mass += weights[candidates[order[first]]]
         if mass > total * (1.0 - top_p):
             break

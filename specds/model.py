@@ -75,15 +75,15 @@ class LanguageModel:
         Raises:
             ModelError: the file that should hold it is damaged.
         """
-        found: torch.Tensor | None
+        tensor_read: torch.Tensor | None
         if self._weights is None:
-            found = self._network.state_dict().get(name)
-            return found
-        found = self._weights.tensor(name)
-        if found is not None:
-            self._read += found.nbytes
+            tensor_read = self._network.state_dict().get(name)
+            return tensor_read
+        tensor_read = self._weights.tensor(name)
+        if tensor_read is not None:
+            self._read += tensor_read.nbytes
             self._tell(self._read)
-        return found
+        return tensor_read
 
     def _tell(self, done: int) -> None:
         if self._weights is not None:

@@ -51,13 +51,13 @@ def choose_cases(
     cases: list[Case] = []
     seen: set[str] = set()
     for text in files:
-        file, own = _with_limit(text, limit)
+        file, most = _with_limit(text, limit)
         held: dict[str, list[Prompt | BadRow]] = {}
         for row in read_prompts([file], format=format, prompt_field=prompt_field, group_field=group):
             name = (row.group if isinstance(row, Prompt) else None) or Path(file).name.partition(".")[0]
             held.setdefault(name, []).append(row)
         for name, rows in held.items():
-            for row in _spread(rows, own):
+            for row in _spread(rows, most):
                 key = next(key for number in itertools.count(1) if (key := _numbered(row.id, number)) not in seen)
                 seen.add(key)
                 prompt = row
@@ -78,9 +78,9 @@ def identity(cases: Sequence[Case]) -> str:
 
 
 def _with_limit(text: str, limit: int | None) -> tuple[str, int | None]:
-    file, equals, own = text.rpartition("=")
-    if equals and own.isascii() and own.isdigit() and int(own) > 0 and not Path(text).exists():
-        return file, int(own)
+    file, equals, number = text.rpartition("=")
+    if equals and number.isascii() and number.isdigit() and int(number) > 0 and not Path(text).exists():
+        return file, int(number)
     return text, limit
 
 

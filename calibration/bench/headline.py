@@ -28,12 +28,12 @@ class _Fastest:
 
 def _ranked(summary: dict[str, Any], group: dict[str, Any], *, lossless: bool) -> list[_Fastest]:
     """The methods but plain decoding, the fastest first: the lossless ones, or the lossy ones."""
-    found = [
-        _Fastest(one["name"], **group["methods"][one["name"]]["speedup"][PLAIN])
-        for one in summary["methods"]
-        if one["name"] != PLAIN and bool(one["lossless"]) is lossless
+    methods = [
+        _Fastest(method["name"], **group["methods"][method["name"]]["speedup"][PLAIN])
+        for method in summary["methods"]
+        if method["name"] != PLAIN and bool(method["lossless"]) is lossless
     ]
-    return sorted(found, key=lambda one: -one.value)
+    return sorted(methods, key=lambda method: -method.value)
 
 
 def best_of(summary: dict[str, Any], group: dict[str, Any]) -> str:
@@ -44,7 +44,7 @@ def best_of(summary: dict[str, Any], group: dict[str, Any]) -> str:
 
 def headline(summary: dict[str, Any], group: dict[str, Any]) -> str:
     """What came of it, in a sentence or two; nothing where it is not to be relied on."""
-    ranked, lossy = (_ranked(summary, group, lossless=own) for own in (True, False))
+    ranked, lossy = (_ranked(summary, group, lossless=exact) for exact in (True, False))
     if not summary["valid"] or not (ranked or lossy):
         return ""
     count = counted(group["prompts"], "prompt")
@@ -53,9 +53,15 @@ def headline(summary: dict[str, Any], group: dict[str, Any]) -> str:
         best, *others = ranked
         if best.low is None or best.low > 1:
             said.append(f"{best.name} is the fastest: {best.text} over {count}, with the same text.")
-            near = [one.name for one in others if None not in (one.high, best.low) and one.high >= best.low]  # type: ignore[operator]
-            if near:
-                said.append(f"Within its interval: {', '.join(near[:3])}{' and others' if len(near) > 3 else ''}.")
+            overlapping = [
+                method.name
+                for method in others
+                if None not in (method.high, best.low) and method.high >= best.low  # type: ignore[operator]
+            ]
+            if overlapping:
+                said.append(
+                    f"Within its interval: {', '.join(overlapping[:3])}{' and others' if len(overlapping) > 3 else ''}."
+                )
         elif best.value > 1:
             said.append(
                 f"No method is surely faster than plain decoding: {best.name} comes nearest, {best.text} over {count}."

@@ -36,7 +36,7 @@ _LEAST_ROWS = 16
 def report(summary: dict[str, Any]) -> str:
     """The page of a summary."""
     model = summary["options"]["model"]
-    groups, methods = summary["groups"], [one["name"] for one in summary["methods"]]
+    groups, methods = summary["groups"], [method["name"] for method in summary["methods"]]
     hue = {name: number for number, name in enumerate(methods)}
     plot_style = _PLOT_STYLE.read_text()
     parts = [_head(summary)]
@@ -83,7 +83,7 @@ def _head(summary: dict[str, Any]) -> str:
 
 def _verdict(summary: dict[str, Any]) -> str:
     if summary["valid"]:
-        ties = sum(one["near_tie"] for one in summary["differences"])
+        ties = sum(difference["near_tie"] for difference in summary["differences"])
         text = "Every text that should be plain decoding's is, token for token"
         text += f", up to {counted(ties, 'near-tie')}." if ties else "."
         return (
@@ -92,10 +92,10 @@ def _verdict(summary: dict[str, Any]) -> str:
         )
     problems = summary["problems"]
     items = "".join(
-        f"<li><b>{escape(one['kind'])}</b> {escape(one['method'])}"
-        + (f", prompt {escape(one['prompt'])}" if one["prompt"] is not None else "")
-        + f": {escape(one['text'])}</li>"
-        for one in problems[:_MOST_PROBLEMS]
+        f"<li><b>{escape(problem['kind'])}</b> {escape(problem['method'])}"
+        + (f", prompt {escape(problem['prompt'])}" if problem["prompt"] is not None else "")
+        + f": {escape(problem['text'])}</li>"
+        for problem in problems[:_MOST_PROBLEMS]
     )
     more = (
         f"<p>… and {len(problems) - _MOST_PROBLEMS} more in summary.json.</p>" if len(problems) > _MOST_PROBLEMS else ""
@@ -107,24 +107,24 @@ def _verdict(summary: dict[str, Any]) -> str:
 
 
 def _overview(summary: dict[str, Any], group: dict[str, Any]) -> str:
-    generate = any(one["name"] == GENERATE for one in summary["methods"])
+    generate = any(method["name"] == GENERATE for method in summary["methods"])
     columns = ["method", "× plain", *(["× generate"] if generate else []), "tokens/s", "MAT"]
     columns += ["accepted of path", "of nodes", "nodes a step", "drafting", "same text"]
     best = best_of(summary, group)
     rows = []
-    for one in summary["methods"]:
-        own = group["methods"][one["name"]]
-        cells: list[Any] = [Figure.of(own["speedup"][PLAIN], 2)]
-        cells += [Figure.of(own["speedup"][GENERATE], 2)] if generate else []
-        cells += [Figure.of(own["tokens_per_second"], 1), Figure.of(own["mat"], 2)]
-        cells += [Figure.of(own[name], 1, percent=True, alone=True) for name in ("acceptance", "node_acceptance")]
+    for method in summary["methods"]:
+        figures = group["methods"][method["name"]]
+        cells: list[Any] = [Figure.of(figures["speedup"][PLAIN], 2)]
+        cells += [Figure.of(figures["speedup"][GENERATE], 2)] if generate else []
+        cells += [Figure.of(figures["tokens_per_second"], 1), Figure.of(figures["mat"], 2)]
+        cells += [Figure.of(figures[name], 1, percent=True, alone=True) for name in ("acceptance", "node_acceptance")]
         cells += [
-            Figure.of(own["drafted_per_step"], 1, alone=True),
-            Figure.of(own["drafting"], 2, percent=True, alone=True),
+            Figure.of(figures["drafted_per_step"], 1, alone=True),
+            Figure.of(figures["drafting"], 2, percent=True, alone=True),
         ]
-        cells.append(f"{own['same']} of {own['answers']}" + ("" if one["lossless"] else ", lossy"))
-        kind = frozenset({-1} if one["name"] == best else ())
-        rows.append(Row(one["name"], cells, "peer" if one["peer"] else "", kind))
+        cells.append(f"{figures['same']} of {figures['answers']}" + ("" if method["lossless"] else ", lossy"))
+        kind = frozenset({-1} if method["name"] == best else ())
+        rows.append(Row(method["name"], cells, "peer" if method["peer"] else "", kind))
     title = f"All prompts ({group['prompts']})" if group["group"] == ALL else group["group"]
     return _section(title, _table(Grid("overview", columns, rows)))
 
@@ -136,11 +136,11 @@ def _by_group(title: str, summary: dict[str, Any]) -> str:
     columns = ["method", *(f"{group['group']} ({group['prompts']})" for group in groups)]
     best = [best_of(summary, group) for group in groups]
     rows = []
-    for one in summary["methods"]:
-        own = [group["methods"][one["name"]] for group in groups]
-        cells = [(Figure.of(some["speedup"][PLAIN], 2), Figure.of(some["mat"], 2, alone=True)) for some in own]
-        marked = frozenset(place for place, name in enumerate(best) if name == one["name"])
-        rows.append(Row(one["name"], cells, best=marked))
+    for method in summary["methods"]:
+        figures = [group["methods"][method["name"]] for group in groups]
+        cells = [(Figure.of(some["speedup"][PLAIN], 2), Figure.of(some["mat"], 2, alone=True)) for some in figures]
+        marked = frozenset(place for place, name in enumerate(best) if name == method["name"])
+        rows.append(Row(method["name"], cells, best=marked))
     return _section(
         title, _table(Grid("by-task", columns, rows, ("", "MAT"))), "The fastest of each task stands in bold."
     )
@@ -150,8 +150,8 @@ def _speedups(summary: dict[str, Any]) -> str:
     groups = summary["groups"]
     rows = {
         group["group"]: [
-            Interval(name, **own["speedup"][PLAIN], best=name == best_of(summary, group))
-            for name, own in group["methods"].items()
+            Interval(name, **figures["speedup"][PLAIN], best=name == best_of(summary, group))
+            for name, figures in group["methods"].items()
             if name != PLAIN
         ]
         for group in groups
@@ -175,16 +175,16 @@ def _speedups(summary: dict[str, Any]) -> str:
 
 
 def _quality(summary: dict[str, Any], group: dict[str, Any]) -> str:
-    lossy = [one["name"] for one in summary["methods"] if not one["lossless"]]
+    lossy = [method["name"] for method in summary["methods"] if not method["lossless"]]
     if not lossy:
         return ""
     rows = []
     for name in [PLAIN, *lossy]:
-        own = group["methods"][name]
-        cells: list[Any] = [Figure.of(own["speedup"][PLAIN], 2), Figure(own["log_p"], digits=3)]
-        cells.append(f"{own['same']} of {own['answers']}")
-        cells += [Figure(own[key], digits=3) for key in ("rouge_l_plain", "rouge_l")]
-        cells += [Figure(own["correct"], digits=1, percent=True), str(own["graded"])]
+        figures = group["methods"][name]
+        cells: list[Any] = [Figure.of(figures["speedup"][PLAIN], 2), Figure(figures["log_p"], digits=3)]
+        cells.append(f"{figures['same']} of {figures['answers']}")
+        cells += [Figure(figures[key], digits=3) for key in ("rouge_l_plain", "rouge_l")]
+        cells += [Figure(figures["correct"], digits=1, percent=True), str(figures["graded"])]
         rows.append(Row(name, cells))
     columns = ["method", "× plain", "log p a token", "unchanged", "ROUGE-L to plain", "to reference", "correct", "of"]
     text = (
@@ -196,13 +196,13 @@ def _quality(summary: dict[str, Any], group: dict[str, Any]) -> str:
 
 def _drafts(summary: dict[str, Any], group: dict[str, Any], hue: dict[str, int]) -> str:
     steps = {name: summary["steps"][name] for name in hue if name in summary["steps"]}
-    drafting = {name: own for name, own in steps.items() if len(own["budget"]) > 1}
+    drafting = {name: counts for name, counts in steps.items() if len(counts["budget"]) > 1}
     figures = []
     if drafting:
         title = "Accepted tokens a step"
-        plot = shares(title, [(name, own["shares"]) for name, own in drafting.items()], LENGTHS, "share of steps")
+        plot = shares(title, [(name, counts["shares"]) for name, counts in drafting.items()], LENGTHS, "share of steps")
         figures.append(_figure(title, plot, "How many drafted tokens a step accepts, prefills left out."))
-        depth = [_acceptance(name, own["depth"], hue[name]) for name, own in drafting.items()]
+        depth = [_acceptance(name, counts["depth"], hue[name]) for name, counts in drafting.items()]
         depth = [line for line in depth if line.points]
         if depth:
             title = "Acceptance by depth"
@@ -217,8 +217,8 @@ def _drafts(summary: dict[str, Any], group: dict[str, Any], hue: dict[str, int])
             )
         title = "MAT against budget"
         mat = [
-            Line(name, [(one["budget"], one["mat"]) for one in own["budget"]], hue[name])
-            for name, own in drafting.items()
+            Line(name, [(size["budget"], size["mat"]) for size in counts["budget"]], hue[name])
+            for name, counts in drafting.items()
         ]
         figures.append(
             _figure(
@@ -233,14 +233,14 @@ def _drafts(summary: dict[str, Any], group: dict[str, Any], hue: dict[str, int])
 
 
 def _acceptance(name: str, depths: Sequence[dict[str, Any]], hue: int) -> Line:
-    shown = [one for one in depths if one["rate"] is not None]
-    band = [None if one["low"] is None else (one["low"], one["high"]) for one in shown]
-    return Line(name, [(one["depth"], one["rate"]) for one in shown], hue, band=band)
+    shown = [level for level in depths if level["rate"] is not None]
+    band = [None if level["low"] is None else (level["low"], level["high"]) for level in shown]
+    return Line(name, [(level["depth"], level["rate"]) for level in shown], hue, band=band)
 
 
 def _cost(summary: dict[str, Any]) -> str:
     curve, series = summary["cost"], []
-    seen = [(one["rows"], one["seconds"] * 1e3) for one in summary["passes"] if one["seconds"] > 0]
+    seen = [(size["rows"], size["seconds"] * 1e3) for size in summary["passes"] if size["seconds"] > 0]
     reach = 2.0 ** math.ceil(math.log2(max(_LEAST_ROWS, *(2 * rows for rows, _ in seen)))) if seen else math.inf
     if curve:
         for place, (context, seconds) in enumerate(zip(curve["contexts"], curve["seconds"], strict=True)):
@@ -264,31 +264,42 @@ def _cost(summary: dict[str, Any]) -> str:
 
 
 def _differences(summary: dict[str, Any]) -> str:
-    found = summary["differences"]
-    if not found:
+    differences = summary["differences"]
+    if not differences:
         return ""
     rows = []
-    for one in found[:_MOST_PROBLEMS]:
-        cells: list[Any] = [one["prompt"], str(one["differs_turn"]), str(one["differs_at"])]
-        cells += [Figure(one["gap"], digits=5), "yes" if one["near_tie"] else "no"]
-        rows.append(Row(one["method"], cells))
+    for difference in differences[:_MOST_PROBLEMS]:
+        cells: list[Any] = [difference["prompt"], str(difference["differs_turn"]), str(difference["differs_at"])]
+        cells += [Figure(difference["gap"], digits=5), "yes" if difference["near_tie"] else "no"]
+        rows.append(Row(difference["method"], cells))
     columns = ["method", "prompt", "turn", "token", "gap in logits", "near-tie"]
     text = (
         "Where a lossless method's text leaves plain decoding's. Up to a gap of "
         f"{summary['near_tie']:g} logits rounding decides."
     )
-    if len(found) > _MOST_PROBLEMS:
-        text += f" {len(found) - _MOST_PROBLEMS} more stand in summary.json."
+    if len(differences) > _MOST_PROBLEMS:
+        text += f" {len(differences) - _MOST_PROBLEMS} more stand in summary.json."
     return _section("Differences", _table(Grid("differences", columns, rows)), text)
 
 
 def _run(summary: dict[str, Any]) -> str:
     blocks = []
-    if len({json.dumps([one["machine"], one["versions"], one["git"]]) for one in summary["sessions"]}) > 1:
+    where = {json.dumps([session["machine"], session["versions"], session["git"]]) for session in summary["sessions"]}
+    if len(where) > 1:
         blocks.append('<p class="warning">This run was stopped and gone on with on another machine or version.</p>')
-    for one in summary["sessions"]:
-        commit = f"{one['git']['commit'][:12]}{' with changes' if one['git']['changed'] else ''}" if one["git"] else "–"
-        facts = {"date": one["date"], "command": one["command"], "git": commit, **one["machine"], **one["versions"]}
+    for session in summary["sessions"]:
+        commit = (
+            f"{session['git']['commit'][:12]}{' with changes' if session['git']['changed'] else ''}"
+            if session["git"]
+            else "–"
+        )
+        facts = {
+            "date": session["date"],
+            "command": session["command"],
+            "git": commit,
+            **session["machine"],
+            **session["versions"],
+        }
         items = "".join(
             f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>"
             for name, value in facts.items()

@@ -208,9 +208,9 @@ def _measure(
         if (case.key, contender.name, repeat) not in done:
             time.sleep(_PAUSE)
             answer = _answer(contender, case.prompt, plan.max_new_tokens)
-            own = {"group": case.group, "prompt": case.key, "method": contender.name, "repeat": repeat, "order": number}
-            own |= {"session": len(results.sessions) - 1, "peer": contender.peer, "lossless": contender.lossless}
-            results.add(own | _row(answer), _steps(case.key, contender.drafter, answer))
+            row = {"group": case.group, "prompt": case.key, "method": contender.name, "repeat": repeat, "order": number}
+            row |= {"session": len(results.sessions) - 1, "peer": contender.peer, "lossless": contender.lossless}
+            results.add(row | _row(answer), _steps(case.key, contender.drafter, answer))
         progress("measuring", number + 1, total)
 
 
