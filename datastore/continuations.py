@@ -232,7 +232,7 @@ def _enqueue(queue: Array, head: int, tail: int, count: int, depth: int, low: in
 
 @compiled_inside
 def _expand_in_one(table: Array, frontier: Frontier, tail: int, parent: Parent) -> int:
-    """Queue the children of a node that lies in one part, as most do; the queue's new end."""
+    """Queue the children of a node that lies in one part of table int64[S, 6], as most do; the queue's new end."""
     queue, links, slots, cursors = frontier.queue, frontier.links, frontier.slots, frontier.cursors
     s = cursors[0, PART]
     part = part_at(table, s)
@@ -258,7 +258,7 @@ def _expand_in_one(table: Array, frontier: Frontier, tail: int, parent: Parent) 
 
 @compiled_inside
 def _expand_in_several(table: Array, frontier: Frontier, tail: int, parent: Parent) -> int:
-    """Queue the children of a node that lies in several parts; the queue's new end."""
+    """Queue the children of a node that lies in several parts of table int64[S, 6]; the queue's new end."""
     queue, links, slots, cursors = frontier.queue, frontier.links, frontier.slots, frontier.cursors
     while True:
         low = parent.absent

@@ -231,7 +231,10 @@ def _mark_equal(tokens: NDArray[Any], starts: NDArray[np.int64], before: NDArray
 
 @compiled
 def _number_classes(order: NDArray[Any], classes: NDArray[Any]) -> int:
-    """Turn the marks of `_mark_equal` into numbers: equal for equal passages; -1 stays. Returns how many there are."""
+    """Turn the marks of `_mark_equal` into numbers: equal for equal passages; -1 stays. Returns how many there are.
+
+    order is the suffix array and classes the marks, both int32[n] or int64[n].
+    """
     count = 0
     for rank in range(order.size):
         if rank + _AHEAD < order.size:
@@ -253,7 +256,16 @@ def _mark(
     latest: NDArray[Any],
     marks: NDArray[np.bool_],
 ) -> None:
-    """Walk through the corpus, counting for each class the documents that hold it."""
+    """Walk through the corpus, counting for each class the documents that hold it.
+
+    Args:
+        classes: int32[n] or int64[n], the class of the passage at each place; -1: none.
+        starts: int64[D + 1], where each document begins.
+        length: tokens of a passage.
+        keep: documents that may hold a passage before it is marked.
+        documents, latest: [classes], how many hold each so far, and the last of them.
+        marks: bool[n], set at the tokens of passages that go.
+    """
     for document in range(starts.size - 1):
         marked = starts[document]
         for place in range(starts[document], starts[document + 1]):

@@ -134,6 +134,10 @@ class Normalizer:
 
 @compiled_loosely
 def _key(mean: Any, scale: Any, components: Any, state: Any) -> Any:
+    """A hidden state as a key, float32[dims] of length 1.
+
+    mean, scale, state: float32[hidden]; components: float32[dims, hidden].
+    """
     scored = np.empty(len(state), np.float32)
     for at in range(len(state)):
         scored[at] = (state[at] - mean[at]) * scale[at]

@@ -138,7 +138,7 @@ def _continues(part: Part, query: Array, start: int, low: int) -> bool:
 
 @compiled
 def _speakable(part: Part, query: Array) -> int:
-    """How many tokens at the end of the query this part's text could hold."""
+    """How many tokens at the end of query int64[m] this part's text could hold."""
     _, _, _, _, width, _ = part
     end = (1 << (8 * width)) - 1
     valid = 0
