@@ -154,8 +154,8 @@ class Growing(RuleBasedStateMachine):
         merger = merge([open_store(self.path), open_store(other.path)], out)
         assert merger.twice == (twins and bool(self.held))
         self.held |= made
-        # A merged store has a history of its own.
-        self.path, self.removed = out, set()
+        # What was removed before stands in the history, which came along.
+        self.path = out
 
     @invariant()
     def it_answers_as_the_documents_say(self) -> None:
