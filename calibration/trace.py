@@ -18,7 +18,7 @@ from specds.errors import InputError, OutputError
 from specds.files import open_journal, remove_tree, replacing, target_of
 from specds.parquet import reading, require_columns
 from specds.parquet_bounds import BoundedFile
-from specds.reading.rows import check_file, shown
+from specds.reading.input_file import check_file, shown
 
 _ROWS = 8_192
 _COUNTS = ("turn", "step", "position", "drafted", "accepted", "committed")

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.datastore.manifest import Identity, Provenance, Shard, SourceCount
-from specds.datastore.store import Store, Writer, provenance, writing
+from specds.datastore.provenance import provenance
+from specds.datastore.store import Store
+from specds.datastore.writer import Writer, writing
 from specds.errors import CorruptStore, StoreError
 from specds.files import create
 from specds.limits import MAX_ROW

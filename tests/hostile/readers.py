@@ -29,11 +29,12 @@ from specds.calibration.bench.report import report
 from specds.calibration.bench.run import check_tokens, summarize
 from specds.calibration.explanation import explain
 from specds.cli.main import run
-from specds.cli.options import cost_curve
+from specds.cli.values import cost_curve
 from specds.datastore import corrections
 from specds.datastore.corpus import document_ids, read_documents, token_stream
 from specds.datastore.dense_segment import load_normalizer, read_keys
-from specds.datastore.store import find_problems, open_store
+from specds.datastore.integrity import find_problems
+from specds.datastore.store import open_store
 from specds.decode import answers as answer_files
 from specds.decode.auto.acceptance import load_acceptance
 from specds.decode.config import read_config, write_config
@@ -61,6 +62,7 @@ from .mutations import (
 )
 
 MODEL = ("--model", "model", "--device", "cpu")
+BENCH = ("bench", "-p", "p.jsonl", "--methods", "none,pld", "--max-new-tokens", "8", "--limit", "4", *MODEL)
 STORE = "s.ds"
 FAISS = "f.ds"
 
@@ -156,21 +158,7 @@ def make_base(folder: Path, model: LanguageModel) -> None:
         table = corrections.read_table(Path(name)).plus(counts, prompts=3, tokens=200)
         corrections.write_table(Path(name), dataclasses.replace(table, pair=pair))
     command("calibrate-drafts", "-p", "p.jsonl", "-s", STORE, "--max-new-tokens", "12", *MODEL)
-    command(
-        "bench",
-        "-p",
-        "p.jsonl",
-        "--methods",
-        "none,pld",
-        "--max-new-tokens",
-        "8",
-        "--output",
-        "bench",
-        "--limit",
-        "4",
-        *MODEL,
-        codes=(0, 1),
-    )
+    command(*BENCH, "--output", "bench", codes=(0, 1))
     shutil.copytree("bench", "bench2")
     rows = results.read_rows(Path("bench"))
     _lines("bench2/journal.jsonl", [{"row": row, "steps": []} for row in rows])
@@ -467,20 +455,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
                 ("compare", "bench", "bench2"),
                 ("compare", "bench", "bench2", "--json"),
                 ("replay", "--answers", "a.jsonl", "-p", "p.jsonl", "--methods", "pld", "--cost", "bench", *MODEL),
-                (
-                    "bench",
-                    "-p",
-                    "p.jsonl",
-                    "--methods",
-                    "none,pld",
-                    "--max-new-tokens",
-                    "8",
-                    "--output",
-                    "bench",
-                    "--limit",
-                    "4",
-                    *MODEL,
-                ),
+                (*BENCH, "--output", "bench"),
             ],
             weight=4,
             writes=True,
@@ -489,22 +464,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
             "journal",
             {"bench2/journal.jsonl": (rows, rows, rows, raw)},
             read_journal,
-            [
-                (
-                    "bench",
-                    "-p",
-                    "p.jsonl",
-                    "--methods",
-                    "none,pld",
-                    "--max-new-tokens",
-                    "8",
-                    "--output",
-                    "bench2",
-                    "--limit",
-                    "4",
-                    *MODEL,
-                )
-            ],
+            [(*BENCH, "--output", "bench2")],
             writes=True,
         ),
         Reader(

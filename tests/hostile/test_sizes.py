@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from specds.datastore.store import Store, open_store
 from specds.errors import CorruptStore, InputError, UsageError
 from specds.reading.prompts import BadRow, Prompt, read_prompts
 
+from ..conftest import NewStore
 from ..tools import Run, edit_manifest, manifest_of, reseal
 
 MIB = 1 << 20
 POOLS: list[Any] = []  # what lies in one may outlive its test
-NewStore = Callable[..., Store]
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from specds.checkpoint import find_model
 from specds.errors import ModelError
-from specds.model import find_model, load_model
+from specds.model import load_model
 
 from .tools import Mortal, Run, damage, mortal, snapshot
 
