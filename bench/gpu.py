@@ -47,10 +47,10 @@ class RandomWeights:
             return torch.ones(hidden, device=self._device, dtype=self._dtype)
         vocabulary = (self._config.vocab_size, hidden)
         shape = vocabulary if part in ("embed_tokens", "lm_head") else shapes.get(part, (hidden, hidden))
-        made = torch.randn(shape, device=self._device, dtype=self._dtype) * 0.02
+        values = torch.randn(shape, device=self._device, dtype=self._dtype) * 0.02
         if part != "embed_tokens":  # of those a pass reads a few rows
-            self.bytes += made.numel() * made.element_size()
-        return made
+            self.bytes += values.numel() * values.element_size()
+        return values
 
 
 def main() -> None:
@@ -86,10 +86,10 @@ def main() -> None:
             target.forward([Item.draft(slot, 0, draft)]).logits.argmax(-1).tolist()
             if repeat >= 2:
                 times[rows].append(time.perf_counter() - began)
-    one = median(times[1])
+    single = median(times[1])
     for rows in ROWS:
         middle = median(times[rows])
-        print(f"T({rows}) = {middle * 1e3:.3f} ms, {middle / one:.2f} × T(1), {middle / floor:.2f} × floor")
+        print(f"T({rows}) = {middle * 1e3:.3f} ms, {middle / single:.2f} × T(1), {middle / floor:.2f} × floor")
 
 
 def bandwidth(device: torch.device) -> float:

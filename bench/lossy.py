@@ -7,9 +7,9 @@ of the target share one that remembers what followed a text, so that a prompt is
 to a place cost one pass each up to there. A row's result depends on nothing beside it, so that counts are what they
 would be.
 
-Printed for each group: MAT; accepted tokens over those of the best path and over all drafted ones; rescues in a hundred
-steps; texts that are those of the first method with the same drafter; mean log-probability of a token under the target;
-ROUGE-L to that first method's text; right answers, where a reference marks one.
+Printed for each group: MAT; accepted tokens over those of the best path and over all drafted ones; lossily accepted
+tokens in a hundred steps; texts that are those of the first method with the same drafter; mean log-probability of a
+token under the target; ROUGE-L to that first method's text; right answers, where a reference marks one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specds.calibration.bench.cases import choose_cases
 from specds.calibration.bench.quality import correct, rouge_l
-from specds.calibration.bench.run import choose_cases
 from specds.decode.contracts import Activations, Forward, Item, Target
 from specds.decode.counters import Counters
 from specds.decode.draft_model import draft_models
@@ -134,13 +134,13 @@ def copied(forward: Forward) -> Forward:
 def share_targets(engines: Iterable[Engine]) -> None:
     """One remembering target for all engines whose drafters ask the same of it."""
     shared: dict[Any, Remembering] = {}
-    for one in engines:
-        captures = one._assembly.prepared.captures
+    for engine in engines:
+        captures = engine._assembly.prepared.captures
         if captures not in shared:
-            shared[captures] = Remembering(one._target)
-        one._target = shared[captures]
-        if one._draft_models is not None and not isinstance(one.method.draft_model, LanguageModel):
-            one._draft_models = draft_models(one.method.draft_model, one._target, one.model, one.runtime)
+            shared[captures] = Remembering(engine._target)
+        engine._target = shared[captures]
+        if engine._draft_models is not None and not isinstance(engine.method.draft_model, LanguageModel):
+            engine._draft_models = draft_models(engine.method.draft_model, engine._target, engine.model, engine.runtime)
 
 
 def main() -> None:
@@ -156,11 +156,11 @@ def main() -> None:
 
     model = load_model(options.model, threads=options.threads)
     methods = distinct([method for text in options.methods for method in parse_methods(text, 8)])
-    engines = {one.name: Engine(model, one, Sampling(options.temperature)) for one in methods}
+    engines = {method.name: Engine(model, method, Sampling(options.temperature)) for method in methods}
     share_targets(engines.values())
     strict: dict[Any, str] = {}  # of the methods that draft alike, the first
-    for one in methods:
-        strict.setdefault(drafting(one.name), one.name)
+    for method in methods:
+        strict.setdefault(drafting(method.name), method.name)
     likely = cache(LogProbabilities(model).of)
     rows: list[dict[str, Any]] = []
     cases = choose_cases(options.prompts, turns=1)

@@ -4,8 +4,8 @@
 
 Decodes with the lossy verifier. Before it judges a step, every second time, the strict one judges the same draft, so
 that each of them meets the caches as the pass over the model left them in half of the steps: only these are timed. The
-difference holds all that the lossy verifier does more: its look-ups, and the rows behind what it let pass. Steps in
-which nothing was let pass, where both judge the same rows, are shown besides.
+difference holds all that the lossy verifier does more: its look-ups, and the query tokens after what it accepted. Steps
+in which nothing was accepted lossily, where both judge the same logits, are shown besides.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ def main() -> None:
     strict, lossy = both.times
     whole = mean(elsewhere) + mean(seconds for seconds, _ in lossy)
     print(f"{len(steps)} steps of {whole * 1e3:.2f} ms in the mean; microseconds of verifying, mean and median:")
-    for what, kept in (("all steps", (True, False)), ("nothing let pass", (False,))):
-        one, other = ([seconds for seconds, passed in times if passed in kept] for times in (strict, lossy))
-        for name, seconds in (("strict", one), (options.verifier, other)):
+    for what, kept in (("all steps", (True, False)), ("nothing accepted lossily", (False,))):
+        strictly, lossily = ([seconds for seconds, passed in times if passed in kept] for times in (strict, lossy))
+        for name, seconds in (("strict", strictly), (options.verifier, lossily)):
             print(f"  {what}, {name}: {mean(seconds) * 1e6:.1f}, {median(seconds) * 1e6:.1f} ({len(seconds)} times)")
-        more = mean(other) - mean(one), median(other) - median(one)
+        more = mean(lossily) - mean(strictly), median(lossily) - median(strictly)
         print(f"  {what}, more: {more[0] / whole:.3%} of a step by means, {more[1] / whole:.3%} by medians")
 
 

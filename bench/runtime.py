@@ -3,7 +3,7 @@
     python bench/runtime.py --prompts F.jsonl --limit 8
 
 Everything is interleaved: row counts and runtimes in one loop, methods prompt by prompt. E1 is T(1) of the generic
-runtime, transformers' own forward pass. The wrong drafter promises nine tenths for tokens that are never right, as many
+runtime, transformers' own forward pass. The wrong drafter predicts nine tenths for tokens that are never right, as many
 as the budget allows: what `--budget auto` then costs is what it can cost anyone.
 """
 
@@ -83,13 +83,13 @@ def curves(model: LanguageModel, rows: list[int], context: int, repeats: int) ->
     for count in rows:
         cells = []
         for name in runtimes:
-            one, middle = median(times[name, 1]), median(times[name, count])
-            cells.append(f"{middle * 1e3:8.1f} | {middle / one:8.2f} | {middle / eager:8.2f}")
+            single, middle = median(times[name, 1]), median(times[name, count])
+            cells.append(f"{middle * 1e3:8.1f} | {middle / single:8.2f} | {middle / eager:8.2f}")
         print(" | ".join([f"{count:4}", *cells]))
 
 
 class Wrong(Null):
-    """Promises much and is never right: token 0 does not occur in text."""
+    """Predicts much and is never right: token 0 does not occur in text."""
 
     def propose(self, budget: int) -> Draft:
         return chain([0] * budget, [0.9] * budget) if budget else empty()
@@ -132,8 +132,8 @@ def decoding(model: LanguageModel, prompts: list[list[int]], length: int) -> Non
                 total[name][2] += sum(len(step.draft) for step in steps)
                 outside[name].append((spent[name] - sum(step.forward_seconds for step in steps)) / len(steps))
         if number:  # the first round warms everything up
-            for name, one in spent.items():
-                seconds[name].append(one / len(expected))
+            for name, took in spent.items():
+                seconds[name].append(took / len(expected))
     print(f"\n{len(prompts)} prompts, at most {length} tokens")
     print("method      | tokens/s | x generate |  x none | drafted/step | outside the pass | same text")
     for name, each in seconds.items():

@@ -9,7 +9,7 @@ import numpy as np
 
 from specds.calibration.trace import read_trace
 from specds.errors import InputError
-from specds.reading.rows import shown
+from specds.reading.input_file import shown
 
 _COLUMNS = (
     "prompt",
@@ -95,7 +95,7 @@ def explain(path: str) -> Explanation:
     passes = np.array([[1.0, len(row["draft_sources"])] for row in later]).reshape(-1, 2)
     # A GPU works on while the CPU waits for the result in the verifier.
     took = np.array([row["forward_seconds"] + row["verify_seconds"] for row in later])
-    one, more = pass_line(passes, took)
+    single, more = pass_line(passes, took)
     seconds = sum(row[f"{part}_seconds"] for row in rows for part in ("draft", "forward", "verify", "commit"))
     first = sum(row["forward_seconds"] + row["verify_seconds"] for row in rows if row["step"] == 0)
     drafted: dict[str, int] = {}
@@ -124,7 +124,7 @@ def explain(path: str) -> Explanation:
             accepted.get(name, 0),
             alone.get(name, 0),
             asked.get(name),
-            seconds - asked.get(name, 0.0) + alone.get(name, 0) * one - lonely.get(name, 0) * more,
+            seconds - asked.get(name, 0.0) + alone.get(name, 0) * single - lonely.get(name, 0) * more,
         )
         for name in names
     ]
@@ -138,7 +138,7 @@ def explain(path: str) -> Explanation:
         sum(row["accepted"] for row in rows),
         seconds,
         sum(row["draft_seconds"] for row in rows),
-        first + (tokens - prompts) * one,
+        first + (tokens - prompts) * single,
         more,
         tuple(sources),
     )
@@ -155,7 +155,7 @@ def pass_line(passes: Any, took: Any) -> tuple[float, float]:
         return 0.0, 0.0
     if np.ptp(passes[:, 1]) == 0:
         return float(took.mean()), 0.0
-    (one, more), *_ = np.linalg.lstsq(passes, took, rcond=None)
-    if more < 0 or one <= 0:
+    (single, more), *_ = np.linalg.lstsq(passes, took, rcond=None)
+    if more < 0 or single <= 0:
         return float(took.mean()), 0.0
-    return float(one), float(more)
+    return float(single), float(more)

@@ -19,8 +19,9 @@ from specds.datastore.manifest import Identity, Segment, Shard
 from specds.datastore.mapped import working_array
 from specds.datastore.normalizer import Normalizer
 from specds.datastore.segments import portions, require_memory, to_join, usable_memory
-from specds.datastore.store import Store, Writer, require_tokenizer, require_tokens, writing
+from specds.datastore.store import Store, require_tokenizer, require_tokens
 from specds.datastore.trial import remember, require_sound
+from specds.datastore.writer import Writer, writing
 from specds.errors import UsageError
 from specds.files import remove_tree
 from specds.model import LanguageModel
@@ -107,7 +108,7 @@ def build_dense(
         manifest = writer.manifest
         require_tokens(writer.store)
         old = manifest.dense
-        if any(one.model is None or one.model.fingerprint != model.fingerprint for one in old):
+        if any(segment.model is None or segment.model.fingerprint != model.fingerprint for segment in old):
             old = []
         options = (options or DenseOptions()).like(old, anew=replace)
         tokens = options.batch_tokens
@@ -125,7 +126,7 @@ def build_dense(
             joined, built = _write(writer, model, old, corpus, options, progress)
             del corpus
             remove_tree(work, store.path)
-        writer.change(dense=[*(one for one in old if one not in joined), *built])
+        writer.change(dense=[*(segment for segment in old if segment not in joined), *built])
         for segment in built:
             remember(writer.store, segment)
     return built
