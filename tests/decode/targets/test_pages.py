@@ -130,7 +130,7 @@ def test_requests_that_begin_alike_take_pages_once() -> None:
     """What they share fits, where twice as much would not; of a page that is not full a copy is made."""
     memory = Memory(6)
     text = [1, 2] * PAGE
-    first = memory.pages.open(text + [5], 4 * PAGE)
+    first = memory.pages.open([*text, 5], 4 * PAGE)
     assert first is not None
     memory.write(first, [*text, 5, 6, 7])
     memory.pages.extend(first, [*text, 5, 6, 7])
