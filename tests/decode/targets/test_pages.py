@@ -68,6 +68,7 @@ def test_any_requests_find_their_own_text_and_all_pages_again_in_the_end(count: 
     memory = Memory(count)
     pages, slots = memory.pages, list[PagedSlot]()
     lengths: dict[PagedSlot, int] = {}
+    prompts: dict[PagedSlot, list[int]] = {}
     beginnings = [[random.choice((1, 2)) for _ in range(size)] for size in (0, 30, PAGE, 2 * PAGE, 150)]
     for _ in range(30):
         kind = random.choice(("open", "open", "write", "write", "write", "close"))
@@ -87,11 +88,17 @@ def test_any_requests_find_their_own_text_and_all_pages_again_in_the_end(count: 
             shared = max((common(prompt[:-1], other.tokens) for other in slots), default=0)
             assert len(slot) >= (shared if count == 80 else shared // PAGE * PAGE)
             slots.append(slot)
-            lengths[slot] = length
+            lengths[slot], prompts[slot] = length, prompt
         elif kind == "write" and slots:
             slot = random.choice(slots)
             room = lengths[slot] - len(slot)
-            drafted = [random.choice((1, 2)) for _ in range(random.randint(0, min(room, random.choice((5, 100)))))]
+            if part := prompts[slot][len(slot) :][: random.choice((5, 100, 300))]:
+                # Others may compute the same at the same time.
+                memory.write(slot, part)
+                pages.extend(slot, part)
+                memory.check(slots)
+                continue
+            drafted = [random.choice((1, 2)) for _ in range(random.randint(0, min(room, _MOST_DRAFTED)))]
             memory.write(slot, drafted)
             memory.check(slots)
             memory.write(slot, kept := drafted[: random.randint(0, len(drafted))])
