@@ -61,6 +61,8 @@ def decode(
                 if not part.reads:
                     target.commit(part.item.slot, [0, *(node + 1 for node in verdict.path)])
                 committed = perf_counter()
+                if part.reads:
+                    request.drafting.start(request.prompt)
                 signals = observed.of(place, request, verdict, len(tokens), target)
                 request.step = Step(
                     0 if request.step is None else request.step.index + 1,

@@ -11,14 +11,13 @@ from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
 from specds.decode.drafters.none import Null
 from specds.decode.engine import Engine
-from specds.decode.loop import decode
+from specds.decode.loop import decode_one
 from specds.decode.method import Method
 from specds.decode.pricing.budget import Fixed
 from specds.decode.registry import load
 from specds.decode.targets import TARGETS
 from specds.decode.targets.generic import HuggingFaceTarget
 from specds.decode.verifiers import make_verifier
-from specds.errors import UsageError
 from specds.model import LanguageModel
 from specds.sampling import Sampling
 
@@ -52,7 +51,7 @@ def generate(model: LanguageModel, prompt: list[int], length: int) -> list[int]:
 
 
 def run(model: LanguageModel, drafter: object, prompt: list[int], length: int, budget: int = 12) -> list[Step]:
-    steps = decode(
+    steps = decode_one(
         HuggingFaceTarget(model),
         drafter,  # type: ignore[arg-type]
         make_verifier("greedy", Sampling()),
@@ -125,18 +124,21 @@ def test_a_budget_of_nothing_is_plain_decoding() -> None:
     assert all(len(step.draft) == 0 for step in steps)
 
 
-def test_requests_that_are_interleaved_do_not_mix_their_texts(tiny: LanguageModel) -> None:
+def test_requests_that_are_stepped_side_by_side_do_not_mix_their_texts(tiny: LanguageModel) -> None:
     engine = Engine(tiny, Method("pld"))
-    alone = [step.tokens for step in engine.steps([9, 30, 12], 10)]
-    first, second = engine.steps([9, 30, 12], 10), engine.steps([50, 60], 10)
-    next(first)
-    next(second)
-    with pytest.raises(UsageError, match="another request"):
-        next(first)
-    list(second)
+    prompts = [9, 30, 12], [50, 60]
+    alone = [text(list(engine.steps(prompt, 10))) for prompt in prompts]
+    first, second = (engine.steps(prompt, 10) for prompt in prompts)
+    told: tuple[list[Step], list[Step]] = [], []
+    for one, other in zip(first, second, strict=False):
+        told[0].append(one)
+        told[1].append(other)
+    for steps, rest in zip(told, (first, second), strict=True):
+        steps += rest
+    assert [text(steps) for steps in told] == alone
     abandoned = engine.steps([50, 60], 10)
     next(abandoned)
-    assert [step.tokens for step in engine.steps([9, 30, 12], 10)] == alone
+    assert text(list(engine.steps([9, 30, 12], 10))) == alone[0]
 
 
 class Places:
@@ -214,7 +216,7 @@ def test_every_step_is_one_forward_pass_and_tokens_add_up(kind: type[Scripted]) 
     target = CountingTarget(model)
     drafter = kind(expected, VOCABULARY)
     steps = list(
-        decode(target, drafter, make_verifier("greedy", Sampling()), PROMPT, max_new_tokens=30, budget=Fixed(12))
+        decode_one(target, drafter, make_verifier("greedy", Sampling()), PROMPT, max_new_tokens=30, budget=Fixed(12))
     )  # type: ignore[arg-type]
     assert target.passes == len(steps)
     assert [step.index for step in steps] == list(range(len(steps)))

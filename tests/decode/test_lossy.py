@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from specds.datastore.corrections import key_of
-from specds.decode.contracts import Verdict
+from specds.decode.contracts import Case, Verdict
 from specds.decode.draft import Draft, Origin, Source
 from specds.decode.engine import Engine
 from specds.decode.method import Method
@@ -23,6 +23,7 @@ from ..conftest import make_model
 from .drafts import drafts
 
 VOCABULARY = 8
+NOISE = Noise.of(0, [])
 _SOURCES = (Source("copy", retrieved=True), Source("guess", retrieved=False))
 
 
@@ -42,11 +43,11 @@ def judged(draw: st.DrawFn) -> tuple[Draft, torch.Tensor]:
 
 def relaxed(draft: Draft, logits: torch.Tensor, **options: float) -> Verdict:
     settings = {name: str(value) for name, value in options.items()}
-    return make_verifier("respec", Sampling(), settings).verify(draft, logits, 0)
+    return make_verifier("respec", Sampling(), settings).verify(Case(draft, logits, 0, NOISE))
 
 
 def greedy(draft: Draft, logits: torch.Tensor) -> Verdict:
-    return make_verifier("greedy", Sampling()).verify(draft, logits, 0)
+    return make_verifier("greedy", Sampling()).verify(Case(draft, logits, 0, NOISE))
 
 
 @given(judged(), st.integers(1, 4), st.sampled_from([0.5, 2.0, 50.0]), st.integers(0, 3), st.integers(1, 4))
@@ -136,7 +137,7 @@ def csd(
     verifier = make_verifier("csd", sampling, settings)
     assert isinstance(verifier, Csd)
     verifier.memory.counts.update(memory)
-    return verifier.verify(draft, logits, 0), verifier
+    return verifier.verify(Case(draft, logits, 0, NOISE)), verifier
 
 
 def any_memory(draft: Draft, seed: int) -> dict[int, int]:
@@ -192,7 +193,7 @@ def test_csd_without_counts_or_beyond_the_gate_is_strict(
 ) -> None:
     draft, logits = case
     sampling = Sampling(temperature, seed=seed)
-    strict = make_verifier("rejection", sampling).verify(draft, logits, 0)
+    strict = make_verifier("rejection", sampling).verify(Case(draft, logits, 0, NOISE))
     assert csd(draft, logits, {}, sampling, update=False)[0] == strict
     assert csd(draft, logits, any_memory(draft, seed), sampling, tau=1.5)[0] == strict
     if temperature == 0:
@@ -203,12 +204,12 @@ def test_csd_without_counts_or_beyond_the_gate_is_strict(
 def test_the_rules_that_csd_is_made_of_are_its_extremes(case: tuple[Draft, torch.Tensor], seed: int) -> None:
     draft, logits = case
     memory = any_memory(draft, seed)
-    lossy = make_verifier("lossy", Sampling(), {"tau": "0.3"}).verify(draft, logits, 0)
+    lossy = make_verifier("lossy", Sampling(), {"tau": "0.3"}).verify(Case(draft, logits, 0, NOISE))
     gate_alone = csd(draft, logits, {}, Sampling(), tau=0.3, frequency=0)[0]
     assert (lossy.path, lossy.next_token) == (gate_alone.path, gate_alone.next_token)
     ocm = make_verifier("ocm", Sampling(), {"frequency": "3"})
     ocm.memory.counts.update(memory)  # type: ignore[attr-defined]
-    assert ocm.verify(draft, logits, 0) == csd(draft, logits, memory, Sampling(), tau=0, frequency=3)[0]
+    assert ocm.verify(Case(draft, logits, 0, NOISE)) == csd(draft, logits, memory, Sampling(), tau=0, frequency=3)[0]
 
 
 @given(judged(), st.integers(0, 3), st.sampled_from([0.0, 0.5, 0.9]))
@@ -217,7 +218,7 @@ def test_fly_passes_mismatches_where_the_target_is_unsure_and_the_draft_goes_on(
 ) -> None:
     draft, logits = case
     settings = {"window": str(window), "entropy": str(threshold)}
-    verdict = make_verifier("fly", Sampling(), settings).verify(draft, logits, 0)
+    verdict = make_verifier("fly", Sampling(), settings).verify(Case(draft, logits, 0, NOISE))
     passed = {rescue.node for rescue in verdict.rescues}
     p = torch.softmax(logits.double(), -1).numpy()
     shares = -(p * np.log(p)).sum(-1) / np.log(VOCABULARY)
@@ -247,11 +248,10 @@ def test_rejection_sampling_keeps_the_targets_distribution(quality: float) -> No
     verifier = make_verifier("rejection", Sampling(1.0))
     drawn, accepted = np.zeros(VOCABULARY), 0
     for draw in range(6_000):
-        verifier.start(Noise.of(0, [draw]))
         token = int(random.choice(VOCABULARY, p=q))
         row = q[None].astype(np.float32)
         draft = Draft(np.array([token], np.int32), np.array([-1], np.int32), np.ones(1, np.float32), row)
-        verdict = verifier.verify(draft, logits, 3)
+        verdict = verifier.verify(Case(draft, logits, 3, Noise.of(0, [draw])))
         accepted += len(verdict.path)
         drawn[token if verdict.path else verdict.next_token] += 1
     assert stats.chisquare(drawn, p * drawn.sum()).pvalue > 1e-3
@@ -268,8 +268,7 @@ def test_rejection_sampling_keeps_it_on_trees_without_q() -> None:
     drawn = np.zeros(VOCABULARY)
     accepted = 0
     for draw in range(6_000):
-        verifier.start(Noise.of(0, [draw]))
-        verdict = verifier.verify(draft, logits, 3)
+        verdict = verifier.verify(Case(draft, logits, 3, Noise.of(0, [draw])))
         accepted += len(verdict.path)
         drawn[int(draft.tokens[verdict.path[0]]) if verdict.path else verdict.next_token] += 1
     assert stats.chisquare(drawn, p * drawn.sum()).pvalue > 1e-3
