@@ -76,7 +76,7 @@ def decode(
                     (verified - forwarded) / len(steps),
                     committed - at,
                     verdict.rescues,
-                    dict(request.drafting.asked) if len(part.draft) else {},
+                    {} if part.reads else dict(request.drafting.asked),
                     number,
                 )
                 request.draft_seconds = request.forward_seconds = 0.0

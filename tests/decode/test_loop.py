@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 import torch
 
@@ -128,13 +130,11 @@ def test_requests_that_are_stepped_side_by_side_do_not_mix_their_texts(tiny: Lan
     engine = Engine(tiny, Method("pld"))
     prompts = [9, 30, 12], [50, 60]
     alone = [text(list(engine.steps(prompt, 10))) for prompt in prompts]
-    first, second = (engine.steps(prompt, 10) for prompt in prompts)
     told: tuple[list[Step], list[Step]] = [], []
-    for one, other in zip(first, second, strict=False):
-        told[0].append(one)
-        told[1].append(other)
-    for steps, rest in zip(told, (first, second), strict=True):
-        steps += rest
+    begun = [engine.steps(prompt, 10) for prompt in prompts]
+    for _ in range(10):
+        for steps, rest in zip(told, begun, strict=True):
+            steps += islice(rest, 1)
     assert [text(steps) for steps in told] == alone
     abandoned = engine.steps([50, 60], 10)
     next(abandoned)
