@@ -76,7 +76,7 @@ def test_requests_at_once_ask_each_as_it_pays_in_them() -> None:
                 benefit.observe(0, gain, 1e-3)
     assert asked[rich] == 300
     assert asked[poor] < 150
-    assert gains.observed == gains.asked.sum() > 700
+    assert gains.observed == gains.asked.sum() >= sum(asked.values())
     assert poor.cost == rich.cost == gains.cost
 
 
