@@ -82,7 +82,7 @@ def _table(title: str, found: Explanation) -> None:
     out.print(f"[bold]{escape(printable(title))}[/bold]  drafter {escape(printable(found.drafter))}")
     steps = max(found.steps, 1)
     out.print(
-        f"{found.tokens:,} tokens in {found.steps:,} forward passes: {found.tokens / steps:.2f} a pass, "
+        f"{found.tokens:,} tokens in {found.steps:,} steps: {found.tokens / steps:.2f} a step, "
         f"{found.drafted / steps:.1f} drafted, {found.accepted / max(found.drafted, 1):.0%} of these accepted"
     )
     faster = found.plain / found.seconds if found.seconds else 0.0
@@ -90,6 +90,11 @@ def _table(title: str, found: Explanation) -> None:
         f"{found.seconds:.2f} s, {found.drafting / max(found.seconds, 1e-9):.1%} of it drafting; about "
         f"{found.plain:.2f} s without drafts ({faster:.2f}×); one more query token takes {1e3 * found.row:.2f} ms"
     )
+    if found.passes < found.steps:
+        out.print(
+            f"{found.steps / found.passes:.1f} requests shared a forward pass on average: seconds are shares of passes, by "
+            "query tokens, and without drafts as many would share them"
+        )
     table = Table(title="by source; a token can have several", title_justify="left")
     table.add_column("source", overflow="fold")
     for column in ("drafted", "accepted", "rate", "only it", "asking, ms", "without it, s", "slower"):

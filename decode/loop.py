@@ -46,6 +46,7 @@ def decode(
             rows = sum(len(part.item.tokens) for part in parts)
             for part in parts:
                 part.request.forward_seconds += (forwarded - drafted) * len(part.item.tokens) / rows
+                part.request.pass_tokens += rows
                 if part.reads:
                     target.commit(part.item.slot, range(len(part.item.tokens)))
             observed = Observed(forward, [part.request.drafting.needs for part in parts])
@@ -78,8 +79,10 @@ def decode(
                     verdict.rescues,
                     {} if part.reads else dict(request.drafting.asked),
                     number,
+                    request.pass_tokens,
                 )
                 request.draft_seconds = request.forward_seconds = 0.0
+                request.pass_tokens = 0
                 request.produced += len(tokens)
             number += 1
             for _, part in steps:

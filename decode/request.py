@@ -48,11 +48,13 @@ class Request:
     step: Step | None = None
     produced: int = 0
     error: SpecdsError | None = None
-    # While it runs: its own drafter, and its part in the budget; its shares of drafting and passes since the last step.
+    # While it runs: its own drafter, and its part in the budget; its shares of drafting and passes since the last
+    # step, and the query tokens of these passes.
     drafting: Drafter = field(init=False)
     allowance: Allowance = field(init=False)
     draft_seconds: float = 0.0
     forward_seconds: float = 0.0
+    pass_tokens: int = 0
 
     @classmethod
     def failed(cls, error: SpecdsError) -> Request:
