@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from specds.decode.contracts import Case, Drafter, Step, Target, Verifier
-from specds.decode.draft import Draft
+from specds.decode.draft import Draft, empty
 from specds.decode.drafters.none import Null
 from specds.decode.engine import Engine
 from specds.decode.loop import decode
@@ -343,6 +343,15 @@ def test_logits_that_are_no_numbers_are_refused(choice: tuple[float, int, float]
     logits = torch.tensor([1.0, float("nan"), 2.0] * 5)
     with pytest.raises(ModelError, match="NaN"):
         pick(logits, Sampling(*choice), Noise.of(0, []), 0)
+    # Drawn on another device, or after warping: only the row itself is refused.
+    rows = torch.stack([logits.nan_to_num(0.0), logits])
+    assert [token < 0 for token in pick_rows(rows, Sampling(*choice), Noise.of(0, []), [0, 1])] == [False, True]
+    for verifier in ("auto", "rejection", "csd"):
+        for dtype in (torch.float32, torch.bfloat16):
+            judge = make_verifier(verifier, Sampling(*choice))
+            for row, case in enumerate(Case(empty(), rows[at : at + 1].to(dtype), 0, Noise.of(0, [])) for at in (0, 1)):
+                (verdict,) = judge.verify_all([case])
+                assert isinstance(verdict, ModelError) == bool(row)
 
 
 def test_a_tiny_temperature_is_nearly_greedy() -> None:
