@@ -98,7 +98,13 @@ def _draft(running: Running, budget: Budget) -> list[Part]:
     load = Load([request.position - 1 for request in writing], sum(len(part.item.tokens) for part in reading))
     budget.prepare(load)
     drafts = budget.allocate([request.propose() for request in writing])
-    return reading + [request.write(draft) for request, draft in zip(writing, drafts, strict=True)]
+    parts = reading
+    for request, draft in zip(writing, drafts, strict=True):
+        if request.error is not None:
+            running.give_up(request)
+        else:
+            parts.append(request.write(draft))
+    return parts
 
 
 def decode_one(
