@@ -13,8 +13,8 @@ from specds.version import __version__
 
 if TYPE_CHECKING:
     from specds.datastore.store import Store, create_store, open_store
-    from specds.decode.draft import Draft
     from specds.decode.answering import Answer
+    from specds.decode.draft import Draft
     from specds.decode.engine import Engine
     from specds.decode.method import Method
     from specds.model import LanguageModel, load_model

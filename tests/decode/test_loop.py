@@ -298,7 +298,11 @@ def check_trace(arriving: Arriving, watched: Watched, chunk: int, parallel: int)
     assert sum(read) <= sum(map(len, arriving.prompts.values()))
 
 
-@settings(max_examples=12, deadline=None)
+def drafted(step: Step) -> tuple[object, ...]:
+    return step.draft.tokens.tolist(), step.draft.parents.tolist(), step.draft.score.tolist(), step.path
+
+
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("name", MIXED)
 def test_texts_of_many_requests_are_those_of_each_alone(name: str, roomy: LanguageModel, data: st.DataObject) -> None:
@@ -317,6 +321,11 @@ def test_texts_of_many_requests_are_those_of_each_alone(name: str, roomy: Langua
         plain = Engine(roomy, sampling=sampling, runtime="cpu")
         alone = text(list(plain.steps(prompt, asked[number].length, sample=asked[number].sample)))
         assert list(arriving.text(number)) == alone
+        if budget is not None:
+            # Drafts, too, depend on nothing but the request.
+            again = Engine(roomy, Method(name, budget=budget), sampling=sampling, runtime="cpu")
+            steps = again.steps(prompt, asked[number].length, sample=asked[number].sample)
+            assert [drafted(step) for step in arriving.steps[number]] == [drafted(step) for step in steps]
     check_trace(arriving, watched, chunk, parallel)
 
 

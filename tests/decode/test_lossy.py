@@ -17,10 +17,12 @@ from specds.decode.method import Method
 from specds.decode.verifiers import make_verifier
 from specds.decode.verifiers.csd import Csd
 from specds.errors import UsageError
+from specds.model import LanguageModel
 from specds.sampling import Noise, Sampling
 
 from ..conftest import make_model
 from .drafts import drafts
+from .requests import Arriving, Asked
 
 VOCABULARY = 8
 NOISE = Noise.of(0, [])
@@ -274,3 +276,62 @@ def test_rejection_sampling_keeps_it_on_trees_without_q() -> None:
     assert stats.chisquare(drawn, p * drawn.sum()).pvalue > 1e-3
     share = p[[2, 5, 1]].sum()
     assert accepted / 6_000 == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 6_000))
+
+
+@pytest.fixture(scope="module")
+def hesitant() -> LanguageModel:
+    """A model of few tokens that repeats itself, so that prompt lookup is often nearly right."""
+    return make_model(seed=2, stop=False, vocab_size=16, max_position_embeddings=512)
+
+
+def many(model: LanguageModel, verifier: str, parallel: int, temperature: float = 0.0, **options: str) -> Arriving:
+    """Twelve requests at once by a lossy verifier, with a fixed budget."""
+    method = Method("pld", budget=8, verifier=verifier, verifier_options=options)
+    engine = Engine(model, method, Sampling(temperature, seed=1), runtime="cpu")
+    asked = [Asked(tuple((5 + 7 * seed + 7 * (place % 9)) % 16 for place in range(12)), 30) for seed in range(12)]
+    arriving = Arriving(engine, asked)
+    arriving.run(parallel)
+    return arriving
+
+
+def counts(arriving: Arriving) -> dict[int, int]:
+    memory = arriving.engine.memory
+    assert memory is not None
+    return memory.counts
+
+
+VERIFIERS = [
+    ("respec", 0.0, {"matches": "0", "tau": "9", "k": "4"}),
+    ("lossy", 0.0, {"tau": "0.05"}),
+    ("lossy", 0.9, {"tau": "0.05"}),
+    ("fly", 0.0, {"window": "1"}),
+    ("csd", 0.0, {"frequency": "3", "tau": "0.01"}),
+    ("csd", 0.9, {"frequency": "3", "tau": "0.01"}),
+    ("ocm", 0.0, {"frequency": "3"}),
+]
+
+
+@pytest.mark.parametrize(("verifier", "temperature", "options"), VERIFIERS)
+def test_lossy_texts_of_many_requests_are_the_same_each_time(
+    verifier: str, temperature: float, options: dict[str, str], hesitant: LanguageModel
+) -> None:
+    """With a fixed budget; where nothing is counted also those of each request alone."""
+    first, again, alone = (many(hesitant, verifier, parallel, temperature, **options) for parallel in (4, 4, 1))
+    texts = [[one.text(number) for number in range(12)] for one in (first, again, alone)]
+    assert texts[0] == texts[1]
+    assert any(step.rescues for steps in first.steps.values() for step in steps)
+    if first.engine.memory is None:
+        assert texts[0] == texts[2]
+    else:
+        assert counts(first) == counts(again)
+
+
+@pytest.mark.parametrize("verifier", ["csd", "ocm"])
+def test_divergences_add_up_to_the_same_in_whatever_order_requests_count_them(
+    verifier: str, hesitant: LanguageModel
+) -> None:
+    """As long as none passes; later it depends on who saw a pair first, and so on how many are decoded at once."""
+    alone, *others = (many(hesitant, verifier, parallel, frequency="1000000") for parallel in (1, 4, 12))
+    assert sum(counts(alone).values()) > 50
+    for other in others:
+        assert counts(other) == counts(alone)
