@@ -15,6 +15,8 @@ _COLUMNS = (
     "prompt",
     "turn",
     "step",
+    "forward_pass",
+    "pass_tokens",
     "drafter",
     "committed",
     "accepted",
@@ -57,15 +59,17 @@ class Explanation:
     Attributes:
         drafter: whose trace it is.
         steps, tokens, drafted, accepted: counted, prompts' own passes included.
-        seconds: of all parts.
+        passes: forward passes that the steps were part of.
+        seconds: of all parts; of passes that requests shared, their shares.
         drafting: of these in the drafter.
-        plain: seconds that as many passes over one token as there are tokens would have taken.
-        row: seconds that one more row of a pass takes.
+        plain: seconds that one token a step would have taken, with as many requests in each pass.
+        row: seconds that one more query token of a pass takes.
         sources: the largest share first.
     """
 
     drafter: str
     steps: int
+    passes: int
     tokens: int
     drafted: int
     accepted: int
@@ -92,15 +96,16 @@ def explain(path: str) -> Explanation:
     if not rows:
         raise InputError(f"{shown(path)} holds no steps", "give a file that `decode --trace` wrote")
     later = [row for row in rows if row["step"] > 0]
-    passes = np.array([[1.0, len(row["draft_sources"])] for row in later]).reshape(-1, 2)
-    # A GPU works on while the CPU waits for the result in the verifier.
-    took = np.array([row["forward_seconds"] + row["verify_seconds"] for row in later])
-    single, more = pass_line(passes, took)
+    passes = _passes(later)
+    one, more = _line(passes)
+    # What a token a step takes of each step's pass.
+    token = {id(row): (one + more * (len(steps) - 1)) / len(steps) for steps in passes for row in steps}
     seconds = sum(row[f"{part}_seconds"] for row in rows for part in ("draft", "forward", "verify", "commit"))
     first = sum(row["forward_seconds"] + row["verify_seconds"] for row in rows if row["step"] == 0)
     drafted: dict[str, int] = {}
     accepted: dict[str, int] = {}
     alone: dict[str, int] = {}
+    lost: dict[str, float] = {}
     lonely: dict[str, int] = {}
     asked: dict[str, float] = {}
     for row in rows:
@@ -114,6 +119,7 @@ def explain(path: str) -> Explanation:
                 accepted[name] = accepted.get(name, 0) + (node in taken)
             if len(parts) == 1:
                 alone[names] = alone.get(names, 0) + (node in taken)
+                lost[names] = lost.get(names, 0.0) + (token[id(row)] if node in taken else 0.0)
                 lonely[names] = lonely.get(names, 0) + 1
     # A source that was asked and never drafted from costs, too.
     names = sorted({*drafted, *(set(asked) - {"tree"})}, key=lambda name: (-accepted.get(name, 0), name))
@@ -124,24 +130,44 @@ def explain(path: str) -> Explanation:
             accepted.get(name, 0),
             alone.get(name, 0),
             asked.get(name),
-            seconds - asked.get(name, 0.0) + alone.get(name, 0) * single - lonely.get(name, 0) * more,
+            seconds - asked.get(name, 0.0) + lost.get(name, 0.0) - lonely.get(name, 0) * more,
         )
         for name in names
     ]
-    tokens = sum(row["committed"] for row in rows)
-    prompts = len(rows) - len(later)
     return Explanation(
         str(rows[0]["drafter"]),
         len(rows),
-        tokens,
+        len({row["forward_pass"] for row in rows}),
+        sum(row["committed"] for row in rows),
         sum(len(row["draft_sources"]) for row in rows),
         sum(row["accepted"] for row in rows),
         seconds,
         sum(row["draft_seconds"] for row in rows),
-        first + (tokens - prompts) * single,
+        first + sum(row["committed"] * token[id(row)] for row in later),
         more,
         tuple(sources),
     )
+
+
+def _passes(later: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The steps behind prompts, pass by pass."""
+    passes: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for number, row in enumerate(later):
+        alone = len(row["draft_sources"]) + 1 == row["pass_tokens"]
+        # The answers of a bench are counted each by itself; none of them shares a pass.
+        passes.setdefault(("alone", number) if alone else ("shared", row["forward_pass"]), []).append(row)
+    return list(passes.values())
+
+
+def _line(passes: list[list[dict[str, Any]]]) -> tuple[float, float]:
+    """See `pass_line`; passes that read prompts, too, are left out as far as there are others."""
+    tokens = [sum(len(row["draft_sources"]) + 1 for row in steps) for steps in passes]
+    # A GPU works on while the CPU waits for the result in the verifier.
+    took = [sum(row["forward_seconds"] + row["verify_seconds"] for row in steps) for steps in passes]
+    whole = [count == steps[0]["pass_tokens"] for count, steps in zip(tokens, passes, strict=True)]
+    kept = np.array(whole if any(whole) else [True] * len(passes), np.bool_)
+    rows = np.array([[1.0, count - 1] for count in tokens]).reshape(-1, 2)
+    return pass_line(rows[kept], np.array(took)[kept])
 
 
 def pass_line(passes: Any, took: Any) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Traces: one Parquet row for each forward pass of the target."""
+"""Traces: one Parquet row for each step, a request's part of a forward pass of the target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from specds.decode.contracts import Step
 from specds.decode.pricing.curve import MOST_ROWS, Passes
@@ -21,9 +21,11 @@ from specds.parquet_bounds import BoundedFile
 from specds.reading.input_file import check_file, shown
 
 _ROWS = 8_192
-_COUNTS = ("turn", "step", "position", "drafted", "accepted", "committed")
+_COUNTS = ("turn", "step", "position", "forward_pass", "pass_tokens", "drafted", "accepted", "committed")
 # Of a part of one step; a year, in which no clock errs.
 _MOST_SECONDS = 3.2e7
+# Of all runs that a trace is of.
+_MOST_PASSES = 1 << 48
 _KEY = b"specds"
 _HINT = "give a file that `decode --trace` wrote"
 
@@ -39,6 +41,8 @@ def trace_row(prompt: str, turn: int, drafter: str, step: Step) -> dict[str, Any
         "turn": turn,
         "step": step.index,
         "position": step.position,
+        "forward_pass": step.forward_pass,
+        "pass_tokens": step.pass_tokens,
         "drafter": drafter,
         "drafted": len(step.draft),
         "accepted": step.accepted,
@@ -84,6 +88,7 @@ class TraceWriter:
         self._lacks = 0
         self._journal: _Journal | None = None
         self._begun = self._written = False
+        self._passes = 0
 
     def __enter__(self) -> Self:
         try:
@@ -108,12 +113,19 @@ class TraceWriter:
             OutputError: what is there is not a trace; it is left as it is.
         """
         wanted = _Wanted(held)
-        kept = sum(len(batch) for batch in self._old(wanted))
+        kept = _Kept()
         try:
-            kept += self._rows.keep(wanted)
+            for batch in self._old(wanted):
+                kept = kept.and_more(batch.column("forward_pass").to_pylist())
+        except (ValueError, TypeError) as error:
+            hint = "choose another --trace"
+            raise OutputError(f"{self._path} is not a trace: its passes have no numbers", hint) from error
+        try:
+            kept = self._rows.keep(wanted, kept)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise OutputError(f"{self._rows.path} is not the journal of a trace", "remove it") from error
-        self._held, self._begun, self._written = held, True, kept > 0
+        self._held, self._begun, self._written = held, True, kept.rows > 0
+        self._passes = kept.passes
         self._lacks = wanted.left.total()
         return list(wanted.left.elements())
 
@@ -121,7 +133,10 @@ class TraceWriter:
         """Append the steps of one turn."""
         self._begin()
         try:
-            self._rows.append([trace_row(prompt, turn, drafter, step) for step in steps])
+            rows = [trace_row(prompt, turn, drafter, step) for step in steps]
+            for row in rows:
+                row["forward_pass"] += self._passes  # each run counts its own
+            self._rows.append(rows)
         except OSError as error:
             raise self._refused(error) from error
         self._written = True
@@ -149,7 +164,7 @@ class TraceWriter:
     def _begin(self) -> None:
         """Without `carry_over` nothing is: what another run left is of no use."""
         if not self._begun:
-            self._rows.keep(_Wanted(()))
+            self._rows.keep(_Wanted(()), _Kept())
             self._begun = True
 
     def _finish(self) -> None:
@@ -190,6 +205,20 @@ class TraceWriter:
 
     def _refused(self, error: OSError) -> OutputError:
         return OutputError(f"cannot write the trace {self._path}: {error.strerror or error}", "check --trace")
+
+
+class _Kept(NamedTuple):
+    """Rows of earlier runs: how many, and how many passes they were numbered by."""
+
+    rows: int = 0
+    passes: int = 0
+
+    def and_more(self, passes: Sequence[int]) -> _Kept:
+        """With rows of these passes; ValueError if there cannot be as many."""
+        kept = _Kept(self.rows + len(passes), max([self.passes - 1, *passes]) + 1)
+        if kept.passes > _MOST_PASSES:
+            raise ValueError(kept.passes)
+        return kept
 
 
 class _Wanted:
@@ -239,19 +268,19 @@ class _Journal:
         for _, rows in self._turns():
             yield rows
 
-    def keep(self, wanted: _Wanted) -> int:
-        """Cut off what follows the last wanted turn, and what a crash left of a turn; returns how many rows stay."""
+    def keep(self, wanted: _Wanted, kept: _Kept) -> _Kept:
+        """Cut off what follows the last wanted turn, and what a crash left of a turn; returns all that stays."""
         import pyarrow as pa
 
-        end = count = 0
+        end = 0
         if wanted.left:
             for after, rows in self._turns():
                 if not all(wanted.takes(row["prompt"], row["turn"], row["step"]) for row in rows):
                     break
                 pa.Table.from_pylist(rows, trace_schema())  # it may be somebody else's
-                end, count = after, count + len(rows)
+                end, kept = after, kept.and_more([row["forward_pass"] for row in rows])
         self._file.truncate(end)
-        return count
+        return kept
 
     def close(self, *, remove: bool) -> None:
         if remove:
@@ -337,25 +366,25 @@ def problem_of(row: Mapping[str, Any]) -> str | None:
 
 
 def read_passes(path: str) -> Passes:
-    """The passes that a trace tells of.
+    """The passes that a trace tells of: those that one request had alone. The others' seconds are shares of passes.
 
     Raises:
         InputError: as `read_trace`, or what is there is not a number of query tokens or seconds.
     """
     import numpy as np
 
-    columns = ("turn", "step", "position", "drafted", "forward_seconds", "verify_seconds")
+    columns = ("turn", "step", "position", "drafted", "pass_tokens", "forward_seconds", "verify_seconds")
     rows = read_trace(path, columns)
-    turn, step, position, drafted = (np.array([row[name] for row in rows], np.int64) for name in columns[:4])
+    turn, step, position, drafted, whole = (np.array([row[name] for row in rows], np.int64) for name in columns[:5])
     # On a GPU the wait for a pass is where its result is read.
-    forward, verify = (np.array([row[name] for row in rows], np.float64) for name in columns[4:])
+    forward, verify = (np.array([row[name] for row in rows], np.float64) for name in columns[5:])
     seconds = forward + verify
     if not (drafted < MOST_ROWS).all():
         raise InputError(f"{shown(path)} is not a trace: numbers that cannot be", _HINT)
     if not ((position >= 1) & (position < 1 << 40)).all():
         raise InputError(f"{shown(path)} is not a trace: positions that cannot be", _HINT)
-    later = step > 0
-    first = ~later & (turn == 0)
+    later = (step > 0) & (drafted + 1 == whole)
+    first = (step == 0) & (turn == 0) & (position == whole)
     return Passes(drafted[later] + 1, position[later] - 1, seconds[later], position[first], seconds[first])
 
 
@@ -370,6 +399,8 @@ def trace_schema() -> Any:
             ("turn", whole),
             ("step", whole),
             ("position", whole),
+            ("forward_pass", pa.int64()),
+            ("pass_tokens", pa.int64()),
             ("drafter", pa.string()),
             ("drafted", whole),
             ("accepted", whole),

@@ -82,8 +82,8 @@ def _table(title: str, explanation: Explanation) -> None:
     out.print(f"[bold]{escape(printable(title))}[/bold]  drafter {escape(printable(explanation.drafter))}")
     steps = max(explanation.steps, 1)
     out.print(
-        f"{explanation.tokens:,} tokens in {explanation.steps:,} forward passes: "
-        f"{explanation.tokens / steps:.2f} a pass, {explanation.drafted / steps:.1f} drafted, "
+        f"{explanation.tokens:,} tokens in {explanation.steps:,} steps: "
+        f"{explanation.tokens / steps:.2f} a step, {explanation.drafted / steps:.1f} drafted, "
         f"{explanation.accepted / max(explanation.drafted, 1):.0%} of these accepted"
     )
     faster = explanation.plain / explanation.seconds if explanation.seconds else 0.0
@@ -92,6 +92,11 @@ def _table(title: str, explanation: Explanation) -> None:
         f"about {explanation.plain:.2f} s without drafts ({faster:.2f}×); "
         f"one more query token takes {1e3 * explanation.row:.2f} ms"
     )
+    if explanation.passes < explanation.steps:
+        out.print(
+            f"{explanation.steps / explanation.passes:.1f} requests shared a forward pass on average: seconds are "
+            "shares of passes, by query tokens, and without drafts as many would share them"
+        )
     table = Table(title="by source; a token can have several", title_justify="left")
     table.add_column("source", overflow="fold")
     for column in ("drafted", "accepted", "rate", "only it", "asking, ms", "without it, s", "slower"):

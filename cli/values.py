@@ -81,7 +81,7 @@ def cost_curve(path: Path | None) -> CostCurve | None:
         if curve is None:
             raise InputError(
                 f"{trace} has too few forward passes of one query token, or of several",
-                "a bench of `none` and a drafter has both",
+                "a bench of `none` and a drafter has both; passes that requests shared (--parallel) do not count",
             )
         return curve
     curve = measurement.load(path)

@@ -227,6 +227,8 @@ class Step:
             goes on, so that there the wait for the forward pass shows up where its result is read, in verify_seconds.
         asked: what the drafter asked for this draft, and the seconds of each; empty if it does not say.
         forward_pass: number of the pass, counted from 0 over all requests; of a prompt its last one.
+        pass_tokens: query tokens of the pass, those of other requests included; of a prompt of all its passes. A step
+            whose own are as many had its passes alone.
     """
 
     index: int
@@ -242,6 +244,7 @@ class Step:
     rescues: tuple[Rescue, ...] = ()
     asked: Mapping[str, float] = field(default_factory=dict)
     forward_pass: int = 0
+    pass_tokens: int = 0
 
     @property
     def accepted(self) -> int:

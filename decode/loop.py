@@ -46,6 +46,7 @@ def decode(
             rows = sum(len(part.item.tokens) for part in parts)
             for part in parts:
                 part.request.forward_seconds += (forwarded - drafted) * len(part.item.tokens) / rows
+                part.request.pass_tokens += rows
                 if part.reads:
                     target.commit(part.item.slot, range(len(part.item.tokens)))
             observed = Observed(forward, [part.request.drafting.needs for part in parts])
@@ -61,6 +62,8 @@ def decode(
                 if not part.reads:
                     target.commit(part.item.slot, [0, *(node + 1 for node in verdict.path)])
                 committed = perf_counter()
+                if part.reads:
+                    request.drafting.start(request.prompt)
                 signals = observed.of(place, request, verdict, len(tokens), target)
                 request.step = Step(
                     0 if request.step is None else request.step.index + 1,
@@ -74,10 +77,12 @@ def decode(
                     (verified - forwarded) / len(steps),
                     committed - at,
                     verdict.rescues,
-                    dict(request.drafting.asked) if len(part.draft) else {},
+                    {} if part.reads else dict(request.drafting.asked),
                     number,
+                    request.pass_tokens,
                 )
                 request.draft_seconds = request.forward_seconds = 0.0
+                request.pass_tokens = 0
                 request.produced += len(tokens)
             number += 1
             for _, part in steps:
@@ -93,7 +98,13 @@ def _draft(running: Running, budget: Budget) -> list[Part]:
     load = Load([request.position - 1 for request in writing], sum(len(part.item.tokens) for part in reading))
     budget.prepare(load)
     drafts = budget.allocate([request.propose() for request in writing])
-    return reading + [request.write(draft) for request, draft in zip(writing, drafts, strict=True)]
+    parts = reading
+    for request, draft in zip(writing, drafts, strict=True):
+        if request.error is not None:
+            running.give_up(request)
+        else:
+            parts.append(request.write(draft))
+    return parts
 
 
 def decode_one(

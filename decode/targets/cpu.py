@@ -105,9 +105,10 @@ class CpuTarget:
 
     def commit(self, slot: PagedSlot, rows: Sequence[int]) -> None:
         """See `Target.commit`."""
-        self._move(slot, len(slot), rows)
-        self._held.commit(slot, rows)
-        self._pages.extend(slot, slot.staged[rows].tolist())
+        kept = list(rows)
+        self._move(slot, len(slot), kept)
+        self._held.commit(slot, kept)
+        self._pages.extend(slot, slot.staged[kept].tolist())
 
     def layer_skip(self, slot: PagedSlot, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
         """See `Target.layer_skip`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import resource
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ _MEMINFO, _STATUS = Path("/proc/meminfo"), Path("/proc/self/statm")
 _CGROUP = Path("/sys/fs/cgroup")
 # Where nobody says how much there is.
 _UNKNOWN = 4 << 30
+# Python knows the flag from 3.13 on. Without it a process with some engines could not fork.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 # More tokens are never held at once.
 _MOST_PAGES = 1 << 20
 
@@ -93,7 +96,7 @@ class Arena:
         count = pages_within(size, page)
         while True:
             try:
-                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
                 memory = mmap.mmap(-1, count * page, flags=flags)
                 break
             except (OSError, MemoryError, ValueError) as error:  # a limit that nobody told us

@@ -20,12 +20,15 @@ from specds.calibration.trace import lacking
 from ..tools import Mortal, Run
 
 TIMES = ("draft_seconds", "forward_seconds", "verify_seconds", "commit_seconds", "asked_seconds")
+# Which requests shared a pass depends on where a run began.
+PASSES = ("forward_pass", "pass_tokens")
 
 
 def rows_of(trace: Path) -> list[dict[str, Any]]:
-    """A trace but for what the clock said."""
+    """A trace but for what the clock said, and how passes were shared."""
     return [
-        {name: value for name, value in row.items() if name not in TIMES} for row in pq.read_table(trace).to_pylist()
+        {name: value for name, value in row.items() if name not in (*TIMES, *PASSES)}
+        for row in pq.read_table(trace).to_pylist()
     ]
 
 
