@@ -66,7 +66,7 @@ class AnswerOptions:
         Path | None,
         typer.Option("--output", "-o", help="Write answers to this file; those it holds already are not done again."),
     ] = None
-    trace: Annotated[Path | None, typer.Option(help="Write one row for each forward pass to this Parquet file.")] = None
+    trace: Annotated[Path | None, typer.Option(help="Write one row for each step to this Parquet file.")] = None
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first prompt that fails.")] = False
     quiet: options.Quiet = False
 
@@ -76,6 +76,7 @@ def decode(
     decoding: options.DecodingOptions,
     sampling: options.SamplingOptions,
     target: options.TargetOptions,
+    parallel: options.ParallelOptions,
     config: Annotated[
         str | None,
         typer.Option(
@@ -94,11 +95,16 @@ def decode(
     Answers go to stdout as JSON lines, in the order of the prompts, each as soon as it is there: id, text,
     token ids, finish reason and counters. A prompt that cannot be answered gets a record with an `error`; the
     others go on, and the exit code is 1. With a lossless verifier the texts are the model's own, whatever the
-    drafter.
+    drafter and however many are answered at once. Those that count (csd, ocm) learn from all requests step by
+    step: the same texts again take the same --parallel, and a --budget that is a number. Prompts of a pipe are begun
+    as they come.
 
     [dim]specds decode -p todo.jsonl --store code.ds --drafter dresd > answers.jsonl[/dim]
     [dim]echo 'Name three primes.' | specds decode -p - | jq -r .text[/dim]
     """
+    parallel.check()
+    from specds.decode.job import Job
+
     picking = sampling.sampling()
     method = _method(decoding, verifying, config)
     # What is wrong with stores and tables is said before a model is looked for, which may take a minute.
@@ -112,7 +118,7 @@ def decode(
     first = next(rows, None)
     if first is None:
         raise prompts.nothing()
-    engine = _engine(method, decoding, target, picking, answers.quiet)
+    engine = _engine(method, decoding, target, picking, parallel, answers.quiet)
     if not answers.quiet:
         _remark(stores, engine)
     if verifying.update_table and engine.memory is None:
@@ -120,9 +126,10 @@ def decode(
             f"--verifier {verifying.verifier} counts no divergences", "--update-table goes with csd or ocm"
         )
     learning = verifying.table if verifying.update_table else None
-    asked = itertools.chain([first], rows)
     total = prompts.total(prompts.limit)
-    job, plain = _answer(engine, asked, total, decoding.max_new_tokens, answers, learning)
+    job = Job(engine, decoding.max_new_tokens)
+    job.parallel = parallel.choose(engine, first, decoding.max_new_tokens, total)
+    plain = _answer(job, itertools.chain([first], rows), prompts.streamed, total, answers, learning)
     if not answers.quiet:
         _summary(job, plain.seconds())
     held = job.file.held if job.file is not None else []
@@ -172,6 +179,7 @@ def _engine(
     decoding: options.DecodingOptions,
     target: options.TargetOptions,
     sampling: Sampling,
+    parallel: options.ParallelOptions,
     quiet: bool,
 ) -> Engine:
     """The target, loaded, with all that the method needs."""
@@ -182,25 +190,28 @@ def _engine(
     drafting = decoding.drafting(target)
     with options.reading(language_model, quiet):
         # The stores are opened once more: loading takes a while, and a writer may have replaced an index meanwhile.
-        return Engine(language_model, replace(method, draft_model=drafting), sampling, target.runtime)
+        return Engine(
+            language_model, replace(method, draft_model=drafting), sampling, target.runtime, parallel.memory()
+        )
 
 
 def _answer(
-    engine: Engine,
+    job: Job,
     asked: Iterable[Prompt | BadRow],
+    streamed: bool,
     total: int | None,
-    max_new_tokens: int,
     answers: AnswerOptions,
     learning: Path | None,
-) -> tuple[Job, PlainDecoding]:
+) -> PlainDecoding:
     """Answer prompts and write what comes of each, as soon as it is there.
 
     Args:
+        streamed: whether they come when they come.
         total: how many there are, as far as that is known.
         learning: the table that takes in the run's divergences.
 
     Returns:
-        the job that is done, and what it would have taken without drafts.
+        what the job would have taken without drafts.
 
     Raises:
         PromptError: with `strict`, of the first prompt that fails.
@@ -210,8 +221,8 @@ def _answer(
     from specds.calibration.trace import TraceWriter
     from specds.cli.render import bar, emit
     from specds.decode.answers import answer_file
-    from specds.decode.job import Job
 
+    engine = job.engine
     plain, learned = PlainDecoding(engine), TableUpdates(learning, engine)
     resumable = answers.output is not None
     with contextlib.ExitStack() as stack:
@@ -223,8 +234,8 @@ def _answer(
         stack.enter_context(contextlib.closing(learned))
         update = stack.enter_context(bar("decoding", total, quiet=answers.quiet))
         update(len(held), None, -1.0)
-        job = Job(engine, max_new_tokens, file)
-        for done in job.run(asked):
+        job.file = file
+        for done in job.run(asked, streamed=streamed):
             if done.answer is not None:
                 plain.saw(done.answer)
                 if tracer is not None:
@@ -234,8 +245,8 @@ def _answer(
             if done.error is not None and answers.strict:
                 raise done.error
             learned.saw(0 if done.answer is None else done.answer.counters.tokens)
-            update(done.number + 1, None, job.counters.tokens_per_second)
-    return job, plain
+            update(done.number + 1, None, job.tokens_per_second)
+    return plain
 
 
 def _remark_on_trace(lacking: list[str], answers: AnswerOptions) -> None:
@@ -290,7 +301,8 @@ def _summary(job: Job, plain: float | None) -> None:
     engine, counters = job.engine, job.counters
     judge = verifier_name(engine.method.verifier, engine.sampling)
     exact = "lossless" if engine.lossless else "lossy"
-    title = f"{engine.method.drafter}, verified by {judge} ({exact}), {engine.chosen_runtime} runtime"
+    at_once = "one request at a time" if job.parallel == 1 else f"{job.parallel} requests at once"
+    title = f"{engine.method.drafter}, verified by {judge} ({exact}), {engine.chosen_runtime} runtime, {at_once}"
     table = Table(title=title, title_justify="left")
     for name in ("prompts", "tokens", "steps", "MAT", "acceptance", "per node", "tokens/s", "drafting"):
         table.add_column(name, justify="right")
@@ -301,13 +313,14 @@ def _summary(job: Job, plain: float | None) -> None:
         f"{counters.mat:.2f}",
         f"{counters.acceptance:.1%}" if counters.drafted else "–",
         f"{counters.node_acceptance:.1%}" if counters.drafted else "–",
-        f"{counters.tokens_per_second:.1f}",
+        f"{job.tokens_per_second:.1f}",
         f"{counters.drafting_share:.1%}",
     )
     console.print(table)
     if plain is not None and counters.seconds:
+        many = "" if job.parallel == 1 else " of as many requests at once"
         note(
-            f"about {plain / counters.seconds:.2f} × plain decoding, by what its forward passes take here; "
+            f"about {plain / counters.seconds:.2f} × plain decoding{many}, by what its forward passes take here; "
             "`specds bench` measures it"
         )
     if counters.rescued:

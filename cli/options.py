@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specds.cli.values import settings
+from specds.cli.values import settings, size
 from specds.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from specds.decode.engine import Engine
     from specds.model import LanguageModel
     from specds.reading.prompts import BadRow, Prompt
     from specds.sampling import Sampling
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 EMBEDDED = "smollm2-135m"
+_MOST_REQUESTS = 1024
 _MODEL, _PROMPTS, _SAMPLING = "Model", "Prompts", "Sampling"
 
 Revision = Annotated[
@@ -226,6 +228,11 @@ class PromptOptions:
             return limit if counted is None else counted
         return min(counted, limit)
 
+    @property
+    def streamed(self) -> bool:
+        """Whether rows may come slowly: from stdin, or a pipe."""
+        return not all(Path(path).is_file() for path in self.paths)
+
     def nothing(self) -> InputError:
         """What is said where the files hold no prompt."""
         return InputError(f"no prompts in {', '.join(self.paths)}", "one prompt a line, as JSON or as plain text")
@@ -283,6 +290,75 @@ class SamplingOptions:
         from specds.sampling import Sampling
 
         return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelOptions:
+    """How many requests are answered at once."""
+
+    parallel: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto",
+            envvar="SPECDS_PARALLEL",
+            help="Requests answered at once, sharing forward passes. 1: each as soon as can be; auto: as many as make "
+            "most tokens/s, by what passes cost on this machine.",
+        ),
+    ] = "auto"
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            envvar="SPECDS_KV_MEMORY",
+            help="Memory of the key-value cache, such as 2GB. Requests wait for room in it; one that never fits fails.",
+            show_default="half of what is free",
+        ),
+    ] = None
+
+    def memory(self) -> int | None:
+        """Bytes of the key-value cache, at most; None: half of what is free."""
+        return size("kv-memory", self.kv_memory)
+
+    def check(self) -> None:
+        """Refuse what is not valid, before any model is looked for.
+
+        Raises:
+            UsageError: one of the options is neither a number nor what may stand in its place.
+        """
+        self.memory()
+        self._requests()
+
+    def choose(self, engine: Engine, first: Prompt | BadRow, max_new_tokens: int, total: int | None) -> int:
+        """How many requests at once.
+
+        Args:
+            first: a prompt, by whose length those of the others are guessed.
+            total: how many prompts there are, if that is known.
+        """
+        requests = self._requests()
+        if requests is None:
+            requests = 1 if total == 1 else engine.parallel(_context(engine.model, first, max_new_tokens))
+        return requests if total is None else max(1, min(requests, total))
+
+    def _requests(self) -> int | None:
+        if self.parallel == "auto":
+            return None
+        if not (self.parallel.isascii() and self.parallel.isdigit() and 0 < int(self.parallel) <= _MOST_REQUESTS):
+            raise UsageError(f"--parallel is {self.parallel!r}", f"a number from 1 to {_MOST_REQUESTS:,}, or auto")
+        return int(self.parallel)
+
+
+def _context(model: LanguageModel, prompt: Prompt | BadRow, max_new_tokens: int) -> int:
+    """Tokens behind which answers to such prompts are written, on average."""
+    from specds.errors import PromptError
+    from specds.reading.conversation import Conversation
+    from specds.reading.prompts import Prompt
+
+    length = 0
+    if isinstance(prompt, Prompt):
+        with contextlib.suppress(PromptError):
+            length = len(Conversation(prompt).tokens(model.tokenizer))
+    return min(length + max_new_tokens // 2, model.context_length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,11 @@ def opened(path: str) -> Iterator[IO[bytes]]:
         if sys.stdin is None:
             raise InputError("stdin is closed", "pass a file, or pipe prompts in")
         buffer = sys.stdin.buffer
-        yield _unpacking(path, buffer) if isinstance(buffer, io.BufferedReader) else buffer
+        if not isinstance(buffer, io.BufferedReader):
+            yield buffer
+            return
+        # Python ends with an error of its own where a thread still waits in the buffer of sys.stdin.
+        yield _unpacking(path, open(buffer.fileno(), "rb", closefd=False))  # noqa: SIM115
         return
     check_file(path)
     try:

@@ -42,8 +42,8 @@ def job(tmp_path: Path, tiny_directory: Path) -> Callable[[str], list[object]]:
     def command(folder: str) -> list[object]:
         (tmp_path / folder).mkdir(exist_ok=True)
         files = ["--output", tmp_path / folder / "a.jsonl", "--trace", tmp_path / folder / "t.parquet"]
-        options = ["--model", tiny_directory, "--device", "cpu", "--threads", 1, "--max-new-tokens", 6, "-d", "pld"]
-        return ["decode", "-p", prompts, *files, *options, "-q"]
+        options = ["--model", tiny_directory, "--device", "cpu", "--threads", 1, "--max-new-tokens", 6]
+        return ["decode", "-p", prompts, *files, *options, "-d", "pld", "--budget", 4, "-q"]
 
     return command
 

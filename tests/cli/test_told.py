@@ -84,7 +84,7 @@ def test_decode_ends_with_the_runtime_the_speed_and_the_first_failure(
 ) -> None:
     output = tmp_path / "answers.jsonl"
     prompts.write_text(prompts.read_text() + '{"id": "blank", "prompt": ""}\n{"id": "number", "prompt": 3}\n')
-    for arguments in ([], ["--budget", 4], ["-o", output, "--runtime", "generic"]):
+    for arguments in ([], ["--budget", 4, "--parallel", 1], ["-o", output, "--runtime", "generic"]):
         result = run_cli("decode", "-p", prompts, "-d", "pld", *tiny_options, *arguments)
         assert result.code == 1
         assert ("generic" if "generic" in arguments else "cpu") + " runtime" in result.err
@@ -94,8 +94,12 @@ def test_decode_ends_with_the_runtime_the_speed_and_the_first_failure(
         assert "2 of 8" in line
         assert "blank" in line
         assert " — " in line
-    plain = run_cli("decode", "-p", prompts, "-d", "none", *tiny_options)
-    assert "× plain" not in plain.err
+    many = run_cli("decode", "-p", prompts, "-d", "pld", *tiny_options, "--parallel", 3)
+    assert "3 requests at once" in many.err
+    assert "× plain decoding of as many requests at once" in " ".join(many.err.split())
+    # What a pass of one request takes is not known where several shared all of them, and nothing is made up.
+    for arguments in (["-d", "none"], ["-d", "pld", "--budget", 4, "--parallel", 3]):
+        assert "× plain" not in run_cli("decode", "-p", prompts, *tiny_options, *arguments).err
 
 
 def test_auto_says_that_another_models_dense_index_is_not_used(
