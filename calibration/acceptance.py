@@ -95,7 +95,13 @@ class Watched(Drafter):
 
 @compiled
 def _judged(tokens: Any, parents: Any, text: Any, at: int, rows: Any, right: Any) -> int:
-    """The nodes whose parent stands in the text, and which of them do; returns how many."""
+    """The nodes whose parent stands in the text, and which of them do; returns how many.
+
+    Args:
+        tokens, parents: integers [k], a draft; a parent of -1 is the root.
+        text: integers [n]; `at` is where the draft's first token would stand.
+        rows, right: integers [k] and bool[k], which are written.
+    """
     node, count, start = -1, 0, 0
     while at < len(text):
         following = -1
@@ -282,10 +288,11 @@ def _ensemble(forest: Any) -> Ensemble:
 
 @compiled
 def _odds(ensemble: Any, features: Any) -> Any:
-    found = np.empty(len(features))
+    """float64[n]: the log-odds of each row of features, float32[n, columns]."""
+    odds = np.empty(len(features))
     for row in range(len(features)):
-        found[row] = log_odds(ensemble, features[row])
-    return found
+        odds[row] = log_odds(ensemble, features[row])
+    return odds
 
 
 def chances(ensemble: Ensemble, features: NDArray[np.float32]) -> NDArray[np.float64]:

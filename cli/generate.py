@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 
 if TYPE_CHECKING:
     from specds.decode.method import Method
@@ -50,7 +50,7 @@ def generate(
     from dataclasses import replace
 
     from specds.cli.render import bar, note
-    from specds.datastore.store import create_store, require_place
+    from specds.datastore.creation import create_store, require_place
     from specds.decode.assembly import check_method, drafter_class
     from specds.decode.method import AUTO, Method
     from specds.errors import UsageError
@@ -63,8 +63,9 @@ def generate(
         raise UsageError(
             "--samples-per-prompt needs sampling: greedy answers would all be the same", "add --temperature 0.7"
         )
-    method = Method(drafter or AUTO, stores=tuple(draft_store or ()), budget=options.budget(budget))
-    options.require_stores(method.paths)
+    method = Method(drafter or AUTO, stores=tuple(draft_store or ()), budget=values.budget(budget))
+    looks_up = drafter_class(method.drafter).store_required
+    values.require_stores(method.paths)
     rows = list(prompts.read(limit=prompts.limit))
     if not rows:
         raise prompts.nothing()
@@ -75,7 +76,7 @@ def generate(
             note(f"skipped prompt {row.id}: {row.error.message}")
     language_model = target.target()
     method = replace(method, stores=(*_own(store, method, language_model), *method.paths))
-    if drafter_class(method.drafter).store_required and not method.stores:
+    if looks_up and not method.stores:
         raise UsageError(
             f"--drafter {method.drafter} looks things up in an index, and {store} has none",
             "build it first, or draft from another store with --draft-store",

@@ -23,11 +23,14 @@ class Running:
         self._next: Request | None = None
 
     def admit(self) -> bool:
-        """Begin what there is room for; waits for a request if there are none. Whether any runs, or has failed."""
+        """Begin what there is room for; waits for a request if there are none. Whether any runs, or has failed.
+
+        Those that have failed stand in the place of one that runs, so that they are soon told.
+        """
         running = self._running
         reading = [request for request in running if request.unread]
         unread = sum(request.unread for request in reading)
-        while len(running) < self._parallel and unread < self._target.chunk:
+        while len(running) + len(self._failed) < self._parallel and unread < self._target.chunk:
             request = self._next or self._requests.take(wait=not running and not self._failed)
             self._next = None
             if request is None:
@@ -37,6 +40,12 @@ class Running:
                 continue
             try:
                 if not self._begin(request, reading):
+                    if not running:
+                        raise PromptError(
+                            f"the key-value cache has no room for {self._length(request):,} tokens beside what others "
+                            "hold of it",
+                            "finish what was begun before, or use a larger --kv-memory",
+                        )
                     self._next = request
                     break
             except PromptError as error:
@@ -67,6 +76,11 @@ class Running:
         """Those whose prompts are read."""
         return [request for request in self._running if request.step is not None]
 
+    def give_up(self, request: Request) -> None:
+        """One has failed outside of a pass."""
+        self.retire(request)
+        self._failed.append(request)
+
     def retire(self, request: Request) -> None:
         """Make room if a request is done."""
         if request.done:
@@ -80,18 +94,24 @@ class Running:
 
     def _begin(self, request: Request, reading: list[Request]) -> bool:
         """Open a slot for a request; False where it must wait."""
-        length = len(request.prompt) + request.max_new_tokens + self._budget.most
         for other in reading:
             assert other.slot is not None
             if common_prefix(request.prompt[:-1], other.prompt) > len(other.slot.tokens):
                 return False
-        slot = self._target.open(request.prompt, length)
-        if slot is None:
+        request.slot = self._target.open(request.prompt, self._length(request))
+        if request.slot is None:
             return False
-        request.slot = slot
-        request.drafting = request.drafter(slot)
+        try:
+            request.drafting = request.drafter(request.slot)
+        except BaseException:
+            self._release(request)
+            raise
         request.allowance = self._budget.open()
         return True
+
+    def _length(self, request: Request) -> int:
+        """Tokens that a request may have in the cache, a draft behind its answer included."""
+        return len(request.prompt) + request.max_new_tokens + self._budget.most
 
     def _release(self, request: Request) -> None:
         assert request.slot is not None

@@ -115,6 +115,7 @@ class Answering:
         self._ahead = prompts if isinstance(prompts, Ahead) else None
         self._prompts = iter(prompts)
         self._begun = 0
+        self._broken: Exception | None = None
         self._turns: deque[_Open] = deque()
         self._open: dict[Request, _Open] = {}
         self._finished: list[Answered] = []
@@ -170,7 +171,14 @@ class Answering:
         self._finished.append(answered)
 
     def _next(self, wait: bool) -> _Open | None:
-        row = next(self._prompts, None) if self._ahead is None else self._ahead.take(wait)
+        row = None
+        if self._broken is None:
+            try:
+                row = next(self._prompts, None) if self._ahead is None else self._ahead.take(wait)
+            except Exception as error:  # what was begun is answered before
+                self._broken = error
+        if self._broken is not None and wait:
+            raise self._broken
         if row is None:
             return None
         self._begun += 1

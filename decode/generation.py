@@ -14,7 +14,8 @@ import numpy as np
 from specds.datastore.corpus import Document, add_documents, document_ids
 from specds.datastore.manifest import Identity
 from specds.datastore.segments import consolidate
-from specds.datastore.store import Store, Writer, require_tokenizer
+from specds.datastore.store import Store, require_tokenizer
+from specds.datastore.writer import Writer
 from specds.decode.answering import Answer, Answered, Answering
 from specds.decode.counters import Counters
 from specds.decode.engine import Engine
@@ -229,7 +230,7 @@ def _units(
                 raise prompt.error
             failed.append(Failed(prompt.id, prompt.error))
             continue
-        content = json.dumps([prompt.turns, prompt.raw], ensure_ascii=True)
+        content = json.dumps(prompt.content, ensure_ascii=True)
         # A prompt that stands twice in the input is two more samples of it, not a duplicate of a key.
         for sample in range(seen[content], seen[content] + options.samples):
             units.append(_Unit(_key(content, sample, engine, options), prompt, sample))

@@ -62,6 +62,8 @@ def decode(
                 if not part.reads:
                     target.commit(part.item.slot, [0, *(node + 1 for node in verdict.path)])
                 committed = perf_counter()
+                if part.reads:
+                    request.drafting.start(request.prompt)
                 signals = observed.of(place, request, verdict, len(tokens), target)
                 request.step = Step(
                     0 if request.step is None else request.step.index + 1,
@@ -75,7 +77,7 @@ def decode(
                     (verified - forwarded) / len(steps),
                     committed - at,
                     verdict.rescues,
-                    dict(request.drafting.asked) if len(part.draft) else {},
+                    {} if part.reads else dict(request.drafting.asked),
                     number,
                     request.pass_tokens,
                 )
@@ -96,7 +98,13 @@ def _draft(running: Running, budget: Budget) -> list[Part]:
     load = Load([request.position - 1 for request in writing], sum(len(part.item.tokens) for part in reading))
     budget.prepare(load)
     drafts = budget.allocate([request.propose() for request in writing])
-    return reading + [request.write(draft) for request, draft in zip(writing, drafts, strict=True)]
+    parts = reading
+    for request, draft in zip(writing, drafts, strict=True):
+        if request.error is not None:
+            running.give_up(request)
+        else:
+            parts.append(request.write(draft))
+    return parts
 
 
 def decode_one(

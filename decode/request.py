@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from specds.decode.contracts import Case, Drafter, Forward, Item, Slot, Step
 from specds.decode.draft import EMPTY, Draft
 from specds.decode.pricing.budget import Allowance
-from specds.errors import SpecdsError
+from specds.errors import ModelError, PromptError, SpecdsError
 from specds.sampling import Noise
 
 
@@ -89,14 +89,17 @@ class Request:
         return Part(self, Item.chain(self.slot, tokens, int(answers)), EMPTY, reads=True, answers=answers)
 
     def propose(self) -> Draft:
-        """Its drafter's draft, none of it deeper than the answer may go."""
+        """Its drafter's draft, no deeper than the answer may go; where a draft model fails, so does the request."""
         assert self.step is not None
         began = perf_counter()
         self.drafting.observe(self.step)
         self.allowance.observe(self.step)
         most = self.allowance.most
         # The target adds a token of its own, so a draft deeper than what is left less one cannot be used.
-        draft = self.drafting.propose(most).trim(most, depth=self.max_new_tokens - self.produced - 1)
+        try:
+            draft = self.drafting.propose(most).trim(most, depth=self.max_new_tokens - self.produced - 1)
+        except (ModelError, PromptError) as error:
+            self.error, draft = error, EMPTY
         self.draft_seconds = perf_counter() - began
         return draft
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specds import gumbel
 from specds.errors import ModelError, UsageError
 
-_GOLDEN, _FIRST, _SECOND = (int(one.view(np.int64)) for one in (gumbel.GOLDEN, gumbel.FIRST, gumbel.SECOND))
+_GOLDEN, _FIRST, _SECOND = (int(constant.view(np.int64)) for constant in (gumbel.GOLDEN, gumbel.FIRST, gumbel.SECOND))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,25 @@ def highest(row: NDArray[np.float32]) -> int:
         ModelError: one of the logits is not a number.
     """
     token = int(row.argmax())  # of the first NaN, if there is one
-    if np.isnan(row[token]):
+    return known(-1 if np.isnan(row[token]) else token)
+
+
+def known(token: int) -> int:
+    """A token that was picked.
+
+    Raises:
+        ModelError: there is none, -1: one of the logits was not a number.
+    """
+    if token < 0:
         raise ModelError("the model gives logits that are NaN", "its weights are damaged, or overflow its dtype")
     return token
+
+
+def likeliest_rows(logits: torch.Tensor) -> list[int]:
+    """The token with the largest logit of each row, with one transfer; -1 where one of them is not a number."""
+    tokens = logits.argmax(dim=-1)  # of the first NaN, if there is one
+    highest_logits = logits.gather(-1, tokens[:, None])[:, 0]
+    return list(torch.where(highest_logits.isnan(), -1, tokens).tolist())
 
 
 def unchecked(logits: torch.Tensor) -> NDArray[np.float32]:
@@ -136,9 +152,12 @@ def pick_rows(logits: torch.Tensor, sampling: Sampling, noise: Noise, positions:
     Args:
         logits: float[n, vocabulary].
         positions: n absolute positions.
+
+    Returns:
+        a token for each row; -1 where one of the logits is not a number.
     """
     if sampling.greedy:
-        return list(logits.argmax(dim=-1).tolist())
+        return likeliest_rows(logits)
     scaled = logits.detach().double() / sampling.temperature
     if 0 < sampling.top_k < scaled.shape[-1]:
         least = torch.topk(scaled, sampling.top_k, dim=-1).values[:, -1:]
@@ -152,7 +171,9 @@ def pick_rows(logits: torch.Tensor, sampling: Sampling, noise: Noise, positions:
     counter = torch.arange(1, scaled.shape[-1] + 1, device=scaled.device) * _GOLDEN
     raw = _mix(torch.from_numpy(states).to(scaled.device)[:, None] + counter)
     uniform = (_shifted(raw, 12).double() + 0.5) * 2.0**-52
-    return list((scaled - torch.log(-torch.log(uniform))).argmax(dim=-1).tolist())
+    # Warping may leave out what is not a number.
+    sums = torch.where(logits.isnan().any(dim=-1, keepdim=True), torch.nan, scaled - torch.log(-torch.log(uniform)))
+    return likeliest_rows(sums)
 
 
 def _mix(state: torch.Tensor) -> torch.Tensor:
@@ -172,8 +193,11 @@ def warp(logits: torch.Tensor, sampling: Sampling) -> tuple[NDArray[np.int64], N
 
     Args:
         logits: float[vocabulary].
+
+    Raises:
+        ModelError: one of the logits is not a number.
     """
-    return _warp(logits.detach().float().cpu().numpy(), sampling)
+    return _warp(numbers(logits), sampling)
 
 
 def _warp(row: NDArray[np.float32], sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.decode.contracts import Activations, Forward, Target
-from specds.decode.draft import Draft
+from specds.decode.contracts import Activations, Forward, Item, Slot, Target
 
 if TYPE_CHECKING:
     import torch
@@ -19,34 +18,44 @@ class Counted:
     """Another target, each of whose passes is counted, whoever asks for it.
 
     Attributes:
-        passes: prefills and forward passes since it was last set to 0.
+        chunk: the other's.
+        passes: forward passes since it was last set to 0; those that read a prompt without its end are part of the one
+            that does.
     """
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self.chunk = target.chunk
         self.passes = 0
 
-    def prefill(self, tokens: Sequence[int]) -> Forward:
-        """See `Target.prefill`. A prompt's passes together are one."""
-        self.passes += 1
-        return self._target.prefill(tokens)
+    def open(self, prompt: Sequence[int], length: int) -> Slot | None:
+        """See `Target.open`."""
+        return self._target.open(prompt, length)
 
-    def forward(self, last: int, draft: Draft) -> Forward:
+    def close(self, slot: Slot) -> None:
+        """See `Target.close`."""
+        self._target.close(slot)
+
+    def forget(self) -> None:
+        """See `Target.forget`."""
+        self._target.forget()
+
+    def forward(self, items: Sequence[Item]) -> Forward:
         """See `Target.forward`."""
-        self.passes += 1
-        return self._target.forward(last, draft)
+        self.passes += any(item.wanted for item in items)
+        return self._target.forward(items)
 
-    def commit(self, path: Sequence[int]) -> None:
+    def commit(self, slot: Slot, rows: Sequence[int]) -> None:
         """See `Target.commit`."""
-        self._target.commit(path)
+        self._target.commit(slot, rows)
 
-    def layer_skip(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+    def layer_skip(self, slot: Slot, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
         """See `Target.layer_skip`. It is drafting, not a pass."""
-        return self._target.layer_skip(token, ahead, skip)
+        return self._target.layer_skip(slot, token, ahead, skip)
 
-    def activations(self) -> Activations:
+    def activations(self, slot: Slot, start: int = 0) -> Activations:
         """See `Target.activations`."""
-        return self._target.activations()
+        return self._target.activations(slot, start)
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """See `Target.embed`."""

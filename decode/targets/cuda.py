@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -11,30 +12,50 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from specds.decode.contracts import Activations, Captures, Forward
-from specds.decode.draft import Draft
-from specds.decode.targets.held import Held
+from specds.decode.contracts import Activations, Captures, Forward, Item
+from specds.decode.draft import check_tokens
+from specds.decode.targets.batches import Batch, Pass, calls_of, side_by_side
+from specds.decode.targets.held import Held, most_wanted
 from specds.decode.targets.llama import not_llama_like, rotary_table, windows
+from specds.decode.targets.memory import memory_for, pages_within
+from specds.decode.targets.pages import PAGE, PagedSlot, Pages
+from specds.decode.targets.pool import Buffer, Pool
 from specds.errors import ModelError, UnsupportedModel
 from specds.model import LanguageModel
 
-# Rows of a pass are rounded up to one of these, the cache that it sees to a multiple of _SPAN: a graph for each pair.
-_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+# Rows, items and rows of an item are rounded up to one of these, what is looked at to a multiple of _SPAN: a graph for
+# each size of pass.
+_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SPAN = 512
 _CHUNK = 512
+# Rows of padding, and positions of padding, whose attention takes as long as launching that of another group, about.
+_ROWS = 64
+_POSITIONS = 16_384
 
 
 class CudaTarget:
     """A Llama, Mistral, Qwen2 or Qwen3 on a GPU, in any dtype.
 
-    On another device it does the same without graphs: slow, and good for tests.
+    Projections run over the rows of all items, attention over items of about one size side by side. On another device
+    it does the same: slow, and good for tests.
+
+    Args:
+        memory: bytes of the key-value cache, at most; None: half of what is free.
+        graphs: whether passes of few rows come in few sizes, on a GPU each as a CUDA graph; None: on a GPU.
 
     Raises:
         UnsupportedModel: another architecture.
         ModelError: a tensor of the checkpoint is missing.
     """
 
-    def __init__(self, model: LanguageModel, captures: Captures | None = None, *, graphs: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        captures: Captures | None = None,
+        *,
+        memory: int | None = None,
+        graphs: bool | None = None,
+    ) -> None:
         if reason := not_llama_like(model):
             raise UnsupportedModel(f"the cuda runtime cannot run {model.name}: {reason}", "use --runtime generic")
         self._captures = captures or Captures()
@@ -44,141 +65,195 @@ class CudaTarget:
         self._device = model.device
         self._vocabulary = int(model.config.vocab_size)
         self._context_length = model.context_length
-        self._graphs: dict[tuple[int, int, frozenset[int]], _Captured] | None = None
+        self.chunk = most_wanted(_CHUNK, self._vocabulary, self._captures)
+        self._graphs: dict[tuple[int, int, int, int, frozenset[int]], _Captured] | None = None
         if graphs if graphs is not None else self._device.type == "cuda":
             self._graphs = {}
         # Results are valid until the next pass, so that all graphs can share one pool.
-        self._pool = torch.cuda.graph_pool_handle() if self._graphs is not None else None
+        self._graph_pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        kinds = [Buffer(self._net.kv_heads, self._net.head, self._net.dtype, self._device)] * (2 * self._net.layers)
+        count = pages_within(memory_for(memory, self._device), sum(kind.size for kind in kinds) * PAGE)
+        self._pool = Pool(kinds, count)
+        self._pages = Pages(count, self._copy)
+        self._held = Held(self._captures, int(model.config.hidden_size))
         self._room = 0
-        self._keys = self._values = torch.empty(0)
-        self._held = Held(self._captures, int(model.config.hidden_size), self._vocabulary)
         self._reserve(_SPAN)
 
-    def prefill(self, tokens: Sequence[int]) -> Forward:
-        """The prompt's passes, a chunk at a time; logits and hidden state of its last token."""
-        start, most = self._held.begin(tokens), self._held.chunk(_CHUNK)
-        while start < len(tokens):
-            chunk = list(tokens[start : start + most])
-            rows = len(chunk)
-            self._reserve(start + rows)
-            seen = np.tri(rows, dtype=np.bool_)
-            asked = rows if self._captures.top else 1
-            result, states = self._run(chunk, np.arange(rows), seen, start, rows, start + rows, asked)
-            self._held.extend(chunk, result.logits, states)
-            start += rows
-        hidden = None if result.hidden is None else result.hidden[-1:]
-        return Forward(result.logits[-1:], hidden)
+    def open(self, prompt: Sequence[int], length: int) -> PagedSlot | None:
+        """See `Target.open`."""
+        return self._pages.open(prompt, length)
 
-    def forward(self, last: int, draft: Draft) -> Forward:
-        """One pass over the last committed token and n draft nodes: n + 1 rows of logits, valid until the next pass."""
-        draft.check_tokens(self._vocabulary)
-        pending = self._held.stage(last, draft)
-        rows, start = len(pending), len(self._held)
-        seen = np.eye(rows, dtype=np.bool_)
-        seen[:, 0] = True
-        seen[1:, 1:] = draft.ancestors()
-        depths = np.concatenate([[0], draft.depths()])
-        padded = next((bucket for bucket in _BUCKETS if bucket >= rows), rows)
-        self._reserve(start + padded)
-        span = min(self._room, -(-(start + padded) // _SPAN) * _SPAN)
-        result, states = self._run(pending, depths, seen, start, padded, span, asked=padded)
-        self._held.record(result.logits, states)
+    def close(self, slot: PagedSlot) -> None:
+        """See `Target.close`."""
+        self._pages.close(slot)
+
+    def forget(self) -> None:
+        """See `Target.forget`."""
+        self._pages.forget()
+
+    def forward(self, items: Sequence[Item]) -> Forward:
+        """See `Target.forward`.
+
+        Raises:
+            CorruptStore: a drafted token is none of the model's.
+        """
+        result, states = self._run(items, [len(item.slot.tokens) for item in items])
+        self._held.record(items, result, states)
         return result
 
-    def commit(self, path: Sequence[int]) -> None:
-        """Cut the cache back to the committed text: the last token and the accepted path."""
-        start = len(self._held)
-        rows = self._held.commit(path)
-        if rows != list(range(len(rows))):
-            source = torch.tensor([start + row for row in rows], device=self._device)
-            for cache in (self._keys, self._values):
-                cache[:, :, start : start + len(rows)] = cache[:, :, source]
+    def commit(self, slot: PagedSlot, rows: Sequence[int]) -> None:
+        """See `Target.commit`."""
+        kept, start = list(rows), len(slot)
+        if kept and kept[-1] != len(kept) - 1:
+            places = slot.places(start, start + kept[-1] + 1)
+            self._pool.move(places[kept], places[: len(kept)])
+        self._held.commit(slot, kept)
+        self._pages.extend(slot, slot.staged[kept].tolist())
 
-    def layer_skip(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+    def layer_skip(self, slot: PagedSlot, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
         """See `Target.layer_skip`."""
-        start = len(self._held) + ahead
-        self._reserve(start + 1)
-        span = min(self._room, -(-(start + 1) // _SPAN) * _SPAN)
-        alone = np.zeros(1, np.int64), np.ones((1, 1), np.bool_)
-        return self._run([token], *alone, start, 1, span, asked=1, skip=skip)[0].logits[0]
+        return self._run([Item.chain(slot, [token])], [len(slot) + ahead], skip)[0].logits[0]
 
-    def activations(self) -> Activations:
-        """What the captures keep of all that was prefilled and committed."""
-        return self._held.activations
+    def activations(self, slot: PagedSlot, start: int = 0) -> Activations:
+        """See `Target.activations`."""
+        return self._held.activations(slot, start)
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         """float32[m, d]: input embeddings of m token ids."""
         return self._net.embed(tokens)
 
     def _run(
-        self,
-        tokens: list[int],
-        depths: NDArray[Any],
-        seen: NDArray[np.bool_],
-        start: int,
-        rows: int,
-        span: int,
-        asked: int,
-        skip: frozenset[int] = frozenset(),
+        self, items: Sequence[Item], starts: Sequence[int], skip: frozenset[int] = frozenset()
     ) -> tuple[Forward, NDArray[np.float32] | None]:
-        inputs = self._inputs(tokens, depths, seen, start, rows, span)
-        caches = self._rotary, self._keys, self._values
+        work = Pass.of(items, starts)
+        check_tokens(work.tokens, self._vocabulary)
+        for slot, end in zip(work.slots, work.ends.tolist(), strict=True):
+            self._pages.reserve(slot, end)
+        self._reserve(int(work.ends.max()))
+        self._pool.settle()
+        ends = [0, *np.cumsum([item.wanted for item in items]).tolist()]
+        wanted = np.concatenate(
+            [np.arange(end - item.wanted, end) for item, end in zip(items, work.first[1:].tolist(), strict=True)]
+        )
+        calls = calls_of(work, alone=_BUCKETS[-1], row_price=1 / _ROWS, position_price=1 / _POSITIONS)
         layers = _Layers(0 if skip else self._captures.layer, skip)
-        if self._graphs is None or asked != rows or rows not in _BUCKETS or span % _SPAN:
-            logits, states, captured = self._net.run(inputs, *caches, asked, layers)
+        used = len(work.tokens)
+        # Few rows that are all wanted, as in decoding: launching kernels one by one would take longer than they do.
+        if self._graphs is not None and len(calls) == 1 and len(wanted) == used <= _BUCKETS[-1]:
+            logits, states, captured = self._replay(work, calls[0], layers)
         else:
-            key = (rows, span, skip)
-            if key not in self._graphs:
-                self._graphs[key] = _Captured(self._net, inputs, *caches, layers, self._pool)
-            logits, states, captured = self._graphs[key].replay(inputs)
-        used = len(tokens)
-        logits, states = logits[: min(asked, used)], states[: min(asked, used)]
-        result = Forward(logits, states if self._captures.hidden else None)
+            batches = [side_by_side(work, call, self._pages.table, window=self._net.window) for call in calls]
+            inputs = _Inputs.of(work, wanted, batches, used, self._pool.spare, self._device)
+            logits, states, captured = self._net.run(inputs, self._rotary, self._pool.tensors, layers)
+        logits, states = logits[: len(wanted)], states[: len(wanted)]
+        result = Forward(logits, states if self._captures.hidden else None, ends)
         return result, None if captured is None else captured[:used].float().cpu().numpy()
 
-    def _inputs(
-        self, tokens: list[int], depths: NDArray[Any], seen: NDArray[np.bool_], start: int, rows: int, span: int
-    ) -> dict[str, torch.Tensor]:
-        """What a pass of `rows` rows over the first `span` entries of the cache reads; rows that nobody asked for are
-        padding, which sees itself only and is written behind the others.
-        """
-        used = len(tokens)
-        ids = np.zeros(rows, np.int64)
-        ids[:used] = tokens
-        positions = np.full(rows, start, np.int64)
-        positions[:used] = start + depths
-        window = self._net.window
-        masks = np.zeros((2 if window else 1, rows, span), np.bool_)
-        masks[:, :, :start] = True
-        masks[:, :used, start : start + used] = seen
-        masks[:, :used, start + used :] = False
-        for row in range(used, rows):
-            masks[:, row, :] = False
-            masks[:, row, start + row] = True
-        if window:
-            at = np.full(span, -1, np.int64)
-            at[:start] = np.arange(start)
-            at[start : start + rows] = positions
-            masks[1, :used] &= at[None] > (positions[:used] - window)[:, None]
-        return {
-            "ids": torch.from_numpy(ids).to(self._device),
-            "positions": torch.from_numpy(positions).to(self._device),
-            "slots": torch.arange(start, start + rows, device=self._device),
-            "masks": torch.from_numpy(masks).to(self._device),
-        }
+    def _replay(
+        self, work: Pass, call: Sequence[int], layers: _Layers
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The pass over rows that are all wanted, by a graph of its size, which is captured where there is none yet."""
+        assert self._graphs is not None
+        rows, lines, cells = (_bucket(size) for size in (len(work.tokens), len(call), int(work.sizes.max())))
+        span = -(-int(work.ends.max()) // _SPAN) * _SPAN
+        key = rows, lines, cells, span, layers.skip
+        table, spare = self._pages.table, self._pool.spare
+        batch = side_by_side(
+            work, call, table, window=self._net.window, lines=lines, rows=cells, span=span, spare=spare
+        )
+        inputs = _Inputs.of(work, np.arange(rows), [batch], rows, spare, self._device)
+        if key not in self._graphs:
+            self._graphs[key] = _Captured(self._net, inputs, self._rotary, self._pool.tensors, layers, self._graph_pool)
+        return self._graphs[key].replay(inputs)
 
     def _reserve(self, length: int) -> None:
-        """Room for so many positions; what was captured over smaller buffers is forgotten with them."""
-        if length <= self._room:
-            return
-        room = -(-max(length, min(2 * self._room, self._context_length + _BUCKETS[-1])) // _SPAN) * _SPAN
-        keys, values = self._net.caches(room)
-        if self._room:
-            keys[:, :, : self._room], values[:, :, : self._room] = self._keys, self._values
-        self._keys, self._values, self._room = keys, values, room
-        self._rotary = self._net.rotary(room)
-        if self._graphs is not None:
+        """Room for texts of so many tokens and for all pages that are used; what was captured over smaller buffers is
+        forgotten with them.
+        """
+        changed = self._pool.reserve(self._pages.used)
+        if length > self._room:
+            self._room = max(length, min(2 * self._room, self._context_length))
+            self._rotary = self._net.rotary(self._room)
+            changed = True
+        if changed and self._graphs is not None:
             self._graphs = {}
+
+    def _copy(self, source: int, target: int, count: int) -> None:
+        """The first tokens of a page into another."""
+        self._held.copy(source, target, count)
+        if self._pool.copy(source, target, count) and self._graphs is not None:
+            self._graphs = {}
+
+
+class _Group(NamedTuple):
+    """Attention of some items side by side, as a `Batch` has them.
+
+    Attributes:
+        spread: int64[lines · n], the row of the pass in each cell; any in a cell of padding.
+        reads: int64[lines · span], rows of the pool.
+        hidden: bool[kinds, lines, n, span], what each cell does not look at.
+    """
+
+    spread: torch.Tensor
+    reads: torch.Tensor
+    hidden: torch.Tensor
+
+
+class _Inputs(NamedTuple):
+    """What a pass over m rows reads; behind those of its items may be others, for nothing, up to a size.
+
+    Attributes:
+        ids, positions: int64[m].
+        writes: int64[m], rows of the pool where keys and values go.
+        collect: int64[m], each row's cell, counted over all groups.
+        wanted: int64[k], rows whose logits are wanted.
+        groups: of items that attention has side by side.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    writes: torch.Tensor
+    collect: torch.Tensor
+    wanted: torch.Tensor
+    groups: tuple[_Group, ...]
+
+    @classmethod
+    def of(
+        cls,
+        work: Pass,
+        wanted: NDArray[np.int64],
+        batches: Sequence[Batch],
+        rows: int,
+        spare: int,
+        device: torch.device,
+    ) -> _Inputs:
+        """Those of a pass, padded to so many rows, whose keys and values go to a spare row of the pool."""
+        ids, positions, collect = (np.zeros(rows, np.int64) for _ in range(3))
+        writes = np.full(rows, spare, np.int64)
+        ids[: len(work.tokens)] = work.tokens
+        groups, cells = [], 0
+        for batch in batches:
+            spread = np.zeros(batch.positions.size, np.int64)
+            spread[batch.cells] = batch.chosen
+            positions[batch.chosen] = batch.positions.reshape(-1)[batch.cells]
+            writes[batch.chosen] = batch.writes
+            collect[batch.chosen] = cells + batch.cells
+            cells += len(spread)
+            arrays = spread, batch.reads.reshape(-1), ~batch.seen
+            groups.append(_Group(*(torch.from_numpy(array).to(device) for array in arrays)))
+        flat = [torch.from_numpy(array).to(device) for array in (ids, positions, writes, collect, wanted)]
+        return cls(flat[0], flat[1], flat[2], flat[3], flat[4], tuple(groups))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All of them in order."""
+        flat = [self.ids, self.positions, self.writes, self.collect, self.wanted]
+        return [*flat, *(tensor for group in self.groups for tensor in group)]
+
+    def clone(self) -> _Inputs:
+        """Others of the same sizes and numbers."""
+        ids, positions, writes, collect, wanted, *rest = (tensor.clone() for tensor in self.tensors())
+        groups = tuple(_Group(*rest[at : at + 3]) for at in range(0, len(rest), 3))
+        return _Inputs(ids, positions, writes, collect, wanted, groups)
 
 
 class _Layers(NamedTuple):
@@ -239,11 +314,6 @@ class _Network:
         self._norm = need("model.norm.weight")
         self._lm_head = self._embedding if config.tie_word_embeddings else need("lm_head.weight")
 
-    def caches(self, room: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values, [layers, key-value heads, room, head], zeroed: what is masked must still be a number."""
-        shape = (self.layers, self.kv_heads, room, self.head)
-        return tuple(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))  # type: ignore[return-value]
-
     def rotary(self, room: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotary factors [room, head] of the first positions."""
         cosine, sine = rotary_table(self._config, room)
@@ -252,46 +322,44 @@ class _Network:
     @torch.inference_mode()
     def run(
         self,
-        inputs: dict[str, torch.Tensor],
+        inputs: _Inputs,
         rotary: tuple[torch.Tensor, torch.Tensor],
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        asked: int,
+        pool: Sequence[torch.Tensor],
         layers: _Layers,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Logits [asked, vocabulary] and final states [asked, hidden] of the last rows; writes the caches.
+        """Logits [k, vocabulary] and final states [k, hidden] of the wanted rows; writes keys and values into the pool.
 
-        Third, the residual stream [rows, hidden] behind the captured layer.
+        Third, the residual stream [m, hidden] behind the captured layer.
+
+        Args:
+            rotary: factors [room, head] of each position.
+            pool: each layer's keys, then its values, [key-value heads, rows, head].
         """
         captured: torch.Tensor | None = None
-        rows, span = inputs["masks"].shape[1:]
-        shared = self.heads // self.kv_heads
+        rows, shared = len(inputs.ids), self.heads // self.kv_heads
         sizes = [count * self.head for count in (self.heads, self.kv_heads, self.kv_heads)]
-        cosine, sine = (one[inputs["positions"]][:, None] for one in rotary)
+        cosine, sine = (one[inputs.positions][:, None] for one in rotary)
         # Query rows that share keys stand together, so that the mask is repeated, not the keys.
-        hidden_from = [~mask.repeat_interleave(shared, 0)[None] for mask in inputs["masks"]]
-        x = functional.embedding(inputs["ids"], self._embedding)
+        hidden = [group.hidden.repeat_interleave(shared, 2) for group in inputs.groups]
+        x = functional.embedding(inputs.ids, self._embedding)
         for layer, block in enumerate(self._blocks):
             if layer in layers.skip:
                 continue
+            keys, values = pool[2 * layer : 2 * layer + 2]
             projected = functional.linear(self._normed(x, block.norm_in), block.qkv, block.qkv_bias)
             query, key, value = torch.split(projected, sizes, -1)
             query, key = query.view(rows, self.heads, self.head), key.view(rows, self.kv_heads, self.head)
             if block.norm_q is not None and block.norm_k is not None:
                 query, key = self._normed(query, block.norm_q), self._normed(key, block.norm_k)
             query, key = _rotated(query, cosine, sine), _rotated(key, cosine, sine)
-            keys[layer].index_copy_(1, inputs["slots"], key.transpose(0, 1))
-            values[layer].index_copy_(1, inputs["slots"], value.view(rows, self.kv_heads, self.head).transpose(0, 1))
-            grouped = (
-                query.view(rows, self.kv_heads, shared, self.head)
-                .permute(1, 0, 2, 3)
-                .reshape(self.kv_heads, rows * shared, self.head)
-            )
-            # Scaled first: in float16 the products themselves may be too large.
-            scores = torch.matmul(grouped * self.head**-0.5, keys[layer, :, :span].transpose(1, 2)).float()
-            scores.masked_fill_(hidden_from[1 if self._windowed[layer] else 0], float("-inf"))
-            mixed = torch.matmul(scores.softmax(-1).to(self.dtype), values[layer, :, :span])
-            mixed = mixed.view(self.kv_heads, rows, shared, self.head).permute(1, 0, 2, 3).reshape(rows, -1)
+            keys.index_copy_(1, inputs.writes, key.transpose(0, 1))
+            values.index_copy_(1, inputs.writes, value.view(rows, self.kv_heads, self.head).transpose(0, 1))
+            kind = 1 if self._windowed[layer] else 0
+            cells = [
+                self._attend(query, keys, values, group, unseen[kind])
+                for group, unseen in zip(inputs.groups, hidden, strict=True)
+            ]
+            mixed = (cells[0] if len(cells) == 1 else torch.cat(cells)).index_select(0, inputs.collect)
             x = x + functional.linear(mixed, block.out, block.out_bias)
             gate, up = functional.linear(self._normed(x, block.norm_mlp), block.gate_up, block.gate_up_bias).chunk(
                 2, -1
@@ -299,8 +367,40 @@ class _Network:
             x = x + functional.linear(functional.silu(gate) * up, block.down, block.down_bias)
             if layer + 1 == layers.capture:
                 captured = x
-        states = self._normed(x[-asked:], self._norm)
+        states = self._normed(x.index_select(0, inputs.wanted), self._norm)
         return functional.linear(states, self._lm_head), states, captured
+
+    def _attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: _Group, unseen: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention's output [lines · n, heads · head].
+
+        Args:
+            query: [m, heads, head].
+            keys, values: [key-value heads, rows of the pool, head].
+            unseen: bool[lines, n · query heads that share a key, span].
+        """
+        lines, rows, span = unseen.shape
+        shared = self.heads // self.kv_heads
+        cells = rows // shared
+        grouped = (
+            query.index_select(0, group.spread)
+            .view(lines, cells, self.kv_heads, shared, self.head)
+            .permute(2, 0, 1, 3, 4)
+            .reshape(self.kv_heads, lines, rows, self.head)
+        )
+        keys, values = (
+            states.index_select(1, group.reads).view(self.kv_heads, lines, span, self.head) for states in (keys, values)
+        )
+        # Scaled first: in float16 the products themselves may be too large.
+        scores = torch.matmul(grouped * self.head**-0.5, keys.transpose(2, 3)).float()
+        scores.masked_fill_(unseen, float("-inf"))
+        mixed = torch.matmul(scores.softmax(-1).to(self.dtype), values)
+        return (
+            mixed.view(self.kv_heads, lines, cells, shared, self.head)
+            .permute(1, 2, 0, 3, 4)
+            .reshape(lines * cells, self.heads * self.head)
+        )
 
     @torch.inference_mode()
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
@@ -315,44 +415,51 @@ class _Network:
 
 
 class _Captured:
-    """One size of pass as a CUDA graph over buffers of its own."""
+    """One size of pass over buffers of its own; on a GPU a CUDA graph."""
 
     def __init__(
         self,
         network: _Network,
-        inputs: dict[str, torch.Tensor],
+        inputs: _Inputs,
         rotary: tuple[torch.Tensor, torch.Tensor],
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        pool: Sequence[torch.Tensor],
         layers: _Layers,
-        pool: Any,
+        graph_pool: Any,
     ) -> None:
-        self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        self._inputs = inputs.clone()
+        self._run = partial(network.run, self._inputs, rotary, pool, layers)
         self._device = network.device
-        rows = len(inputs["ids"])
-        arguments = (self._inputs, rotary, keys, values, rows, layers)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if self._device.type != "cuda":
+            return
         with torch.cuda.device(self._device):
             # Once or twice outside the graph: libraries allocate and choose kernels at their first calls.
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(2):
-                    network.run(*arguments)
+                    self._run()
             torch.cuda.current_stream().wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=pool):
-                self._results = network.run(*arguments)
+            with torch.cuda.graph(self._graph, pool=graph_pool):
+                self._results = self._run()
 
-    def replay(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def replay(self, inputs: _Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        for buffer, tensor in zip(self._inputs.tensors(), inputs.tensors(), strict=True):
+            buffer.copy_(tensor)
+        if self._graph is None:
+            return self._run()
         with torch.cuda.device(self._device):
-            for name, tensor in inputs.items():
-                self._inputs[name].copy_(tensor)
             self._graph.replay()
         return self._results
 
 
 _networks: WeakKeyDictionary[LanguageModel, _Network] = WeakKeyDictionary()
 """Weights are shared by all targets of a model."""
+
+
+def _bucket(size: int) -> int:
+    return next(bucket for bucket in _BUCKETS if bucket >= size)
 
 
 def _rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:

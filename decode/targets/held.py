@@ -40,7 +40,7 @@ class Held:
         """See `Target.activations`."""
         if not self._captures.layer and not self._captures.top:
             return Activations()
-        places = _places(slot, start, len(slot))
+        places = slot.places(start, len(slot))
         return Activations(
             self._states[places] if self._captures.layer else None, self._top[places] if self._captures.top else None
         )
@@ -66,7 +66,7 @@ class Held:
         if slot.number not in self._recorded:
             return
         states, top = self._recorded[slot.number]
-        places = _places(slot, len(slot), len(slot) + len(rows))
+        places = slot.places(len(slot), len(slot) + len(rows))
         room = (max(slot.pages) + 1) * PAGE
         kept = list(rows)
         if states is not None:
@@ -85,10 +85,3 @@ class Held:
         if self._captures.top:
             self._top = with_room(self._top, len(self._top), room)
             self._top[to : to + count] = self._top[begin : begin + count]
-
-
-def _places(slot: PagedSlot, start: int, end: int) -> NDArray[np.int64]:
-    """int64[end - start]: where the tokens from `start` on lie, counted over all pages."""
-    positions = np.arange(start, end)
-    places: NDArray[np.int64] = np.array(slot.pages, np.int64)[positions // PAGE] * PAGE + positions % PAGE
-    return places

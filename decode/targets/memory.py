@@ -7,11 +7,15 @@ import mmap
 import resource
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specds.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
 
 _MEMINFO, _STATUS = Path("/proc/meminfo"), Path("/proc/self/statm")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -29,9 +33,24 @@ def free_memory() -> int:
     return max(0, min(known, default=_UNKNOWN))
 
 
-def memory_for(limit: int | None) -> int:
-    """Bytes of a key-value cache: as many as a user allows, or half of what is free."""
-    return limit if limit is not None else free_memory() // 2
+def memory_for(limit: int | None, device: torch.device | None = None) -> int:
+    """Bytes of a key-value cache: as many as a user allows, or half of what is free there.
+
+    Args:
+        device: where it lies; None: in the machine's own memory.
+    """
+    if limit is not None:
+        return limit
+    if device is not None and device.type == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0] // 2
+    return free_memory() // 2
+
+
+def pages_within(size: int, page: int) -> int:
+    """How many pages of so many bytes there may be, at least one."""
+    return max(1, min(size // page, _MOST_PAGES))
 
 
 def _machine() -> int | None:
@@ -74,7 +93,7 @@ class Arena:
     """
 
     def __init__(self, size: int, page: int) -> None:
-        count = max(1, min(size // page, _MOST_PAGES))
+        count = pages_within(size, page)
         while True:
             try:
                 flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE

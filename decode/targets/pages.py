@@ -69,6 +69,12 @@ class PagedSlot:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def places(self, start: int, end: int) -> NDArray[np.int64]:
+        """int64[end - start]: where the tokens from `start` on lie, counted over all pages."""
+        positions = np.arange(start, end)
+        places: NDArray[np.int64] = np.array(self.pages, np.int64)[positions // PAGE] * PAGE + positions % PAGE
+        return places
+
 
 def paged(slot: Slot) -> PagedSlot:
     """A slot of a target whose cache is made of pages."""
@@ -143,7 +149,7 @@ class Pages:
             tail = Kept(slot.pages[-1], tuple(rest), above)
             above.tails[tail.number] = tail
             self._idle[tail.number] = tail
-        self._free += slot._own
+        self._free += reversed(slot._own)
         for kept in reversed(path):
             kept.holders -= 1
             if not kept.holders:
@@ -151,6 +157,11 @@ class Pages:
         self.table[slot.number] = -1
         self._slots.append(slot.number)
         while len(self._idle) > _KEPT:
+            self._free.append(self._evict())
+
+    def forget(self) -> None:
+        """See `Target.forget`."""
+        while self._idle:
             self._free.append(self._evict())
 
     def reserve(self, slot: PagedSlot, length: int) -> None:
@@ -189,7 +200,8 @@ class Pages:
         """Give back pages behind so many tokens."""
         keep = -(-length // PAGE)
         if len(slot.pages) > keep:
-            self._free += slot.pages[keep:]
+            # In order they are given again, side by side where they were.
+            self._free += reversed(slot.pages[keep:])
             self._promised += len(slot.pages) - keep
             self.table[slot.number, keep : len(slot.pages)] = -1
             del slot.pages[keep:]

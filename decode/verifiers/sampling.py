@@ -7,7 +7,7 @@ from typing import ClassVar
 from specds.datastore.corrections import Pair
 from specds.decode.contracts import Case, NoOptions, Verdict, Verifier
 from specds.decode.verifiers.walk import follow
-from specds.sampling import Sampling, pick, pick_rows
+from specds.sampling import Sampling, known, pick, pick_rows
 
 
 class PositionKeyed(Verifier):
@@ -28,5 +28,5 @@ class PositionKeyed(Verifier):
         if logits.device.type != "cpu":
             depths = [0, *draft.depths().tolist()]
             picks = pick_rows(logits, self._sampling, noise, [position + depth for depth in depths])
-            return follow(draft, lambda row, depth: picks[row])
+            return follow(draft, lambda row, depth: known(picks[row]))
         return follow(draft, lambda row, depth: pick(logits[row], self._sampling, noise, position + depth))

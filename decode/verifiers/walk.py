@@ -8,7 +8,7 @@ import torch
 
 from specds.decode.contracts import Rescue, Verdict
 from specds.decode.draft import Draft
-from specds.sampling import highest
+from specds.sampling import highest, known, likeliest_rows
 
 Pick = Callable[[int, int], int]
 """(row of the logits, its depth, 0 for the first) → the target's token there. Called for visited rows only."""
@@ -20,8 +20,8 @@ def likeliest(logits: torch.Tensor) -> Pick:
         # One row at a time, and torch's threads stay asleep.
         rows = logits.detach().numpy()
         return lambda row, depth: highest(rows[row])
-    picks = logits.argmax(dim=-1).tolist()
-    return lambda row, depth: int(picks[row])
+    picks = likeliest_rows(logits)
+    return lambda row, depth: known(picks[row])
 
 
 def follow(

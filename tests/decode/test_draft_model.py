@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from specds.calibration.skipping import choose_skip
-from specds.decode.contracts import Target
+from specds.decode.contracts import Item, Slot, Target
 from specds.decode.counters import Counters
-from specds.decode.draft import empty
 from specds.decode.draft_model import parse_skip
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.decode.pricing.curve import CostCurve
+from specds.decode.prompt import hold
 from specds.decode.targets import make_target
 from specds.errors import UsageError
 from specds.model import LanguageModel
@@ -21,15 +21,20 @@ from specds.sampling import Sampling
 
 from ..conftest import make_model
 from .drafts import build
-from .test_target import CPU, TREE, close
+from .targets.passes import CPU, TREE, close
 
 PROMPT = [9, 30, 12, 5, 77, 64, 9, 30]
 SKIP = frozenset({1, 2})
 
 
-def skipping(target: Target, tokens: list[int]) -> list[torch.Tensor]:
-    """Sketch tokens one after the other."""
-    return [target.layer_skip(token, ahead, SKIP).clone() for ahead, token in enumerate(tokens)]
+def skipping(target: Target, slot: Slot, tokens: list[int]) -> list[torch.Tensor]:
+    """Layer-skip forwards of tokens one after the other."""
+    return [target.layer_skip(slot, token, ahead, SKIP).clone() for ahead, token in enumerate(tokens)]
+
+
+def over_tree(target: Target, slot: Slot, last: int) -> torch.Tensor:
+    """Logits over a tree behind a token."""
+    return target.forward([Item.draft(slot, last, build(TREE))]).logits
 
 
 @pytest.mark.parametrize("family", CPU)
@@ -38,39 +43,38 @@ def test_all_runtimes_leave_the_same_layers_out(family: str) -> None:
     model = make_model(family, num_hidden_layers=5)
     targets = [make_target(model, runtime) for runtime in ("generic", "cpu", "cuda")]
     prompt = np.random.default_rng(0).integers(5, 100, 30).tolist()
-    for target in targets:
-        target.prefill(prompt)
-    for last, path in [(7, (0, 2)), (8, ()), (9, (1, 3))]:
-        expected, *others = [skipping(target, [last, 20, 21]) for target in targets]
+    slots = [(target, hold(target, prompt, 100)) for target in targets]
+    for last, rows in [(7, (0, 1, 3)), (8, (0,)), (9, (0, 2, 4))]:
+        expected, *others = [skipping(target, slot, [last, 20, 21]) for target, slot in slots]
         for found in others:
             assert all(close(one, other) for one, other in zip(found, expected, strict=True))
-        for target in targets:
-            target.forward(last, build(TREE))
-            target.commit(path)
+        for target, slot in slots:
+            over_tree(target, slot, last)
+            target.commit(slot, rows)
 
 
 @pytest.mark.parametrize("runtime", ["generic", "cpu", "cuda"])
 def test_a_layer_skip_forward_is_the_model_without_these_layers_and_leaves_nothing_in_the_cache(runtime: str) -> None:
     model = make_model(num_hidden_layers=4)
     target, untouched = make_target(model, runtime), make_target(model, runtime)
-    target.prefill(PROMPT)
-    untouched.prefill(PROMPT)
-    whole = target.layer_skip(40, 0, frozenset()).clone()
-    short = target.layer_skip(40, 0, SKIP).clone()
-    skipping(target, [41, 42, 43])
-    plain = target.forward(40, build(TREE)).logits.clone()
-    assert close(plain, untouched.forward(40, build(TREE)).logits)
+    slot, other = (hold(one, PROMPT, 50) for one in (target, untouched))
+    whole = target.layer_skip(slot, 40, 0, frozenset()).clone()
+    short = target.layer_skip(slot, 40, 0, SKIP).clone()
+    skipping(target, slot, [41, 42, 43])
+    plain = over_tree(target, slot, 40).clone()
+    assert close(plain, over_tree(untouched, other, 40))
     assert close(whole, plain[0])
     assert not close(short, plain[0])
-    # The layers that are left out might as well be anything: with other weights there the sketch is the same.
+    # The layers that are left out might as well be anything: with other weights there the logits are the same.
     with torch.no_grad():
-        before = target.layer_skip(44, 0, SKIP).clone()
+        before = target.layer_skip(slot, 44, 0, SKIP).clone()
         for layer in SKIP:
             for parameter in model.network.model.layers[layer].parameters():
                 parameter.mul_(3.0)
     if runtime == "generic":  # the others have packed the weights
-        assert close(target.layer_skip(44, 0, SKIP), before)
-        assert not close(target.forward(44, empty()).logits[0], untouched.layer_skip(44, 0, SKIP))
+        assert close(target.layer_skip(slot, 44, 0, SKIP), before)
+        one = target.forward([Item.chain(slot, [44])]).logits[0]
+        assert not close(one, untouched.layer_skip(other, 44, 0, SKIP))
 
 
 @pytest.mark.parametrize("runtime", ["generic", "cpu", "cuda"])
@@ -89,17 +93,25 @@ def test_a_draft_model_that_is_the_target_is_always_right(runtime: str, verifier
     assert all(step.draft.q is None for step in steps) == (verifier == "auto")
 
 
+class Rows:
+    """Notes the query tokens of each pass of a network."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.counts: list[int] = []
+        model.network.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, network: object, arguments: object, named: dict[str, torch.Tensor]) -> None:
+        self.counts.append(named["input_ids"].numel())
+
+
 def test_what_was_drafted_and_taken_is_not_computed_again() -> None:
     model, other = make_model(stop=False), make_model(stop=False, seed=1)
     engine = Engine(model, Method("model", {"gamma": "3"}, budget=8, draft_model=other), runtime="generic")
-    target = engine._draft_model.model._target  # type: ignore[union-attr]
-    rows = []
-    run = target._run
-    target._run = lambda tokens, *rest, **more: (rows.append(len(tokens)), run(tokens, *rest, **more))[1]
+    passes = Rows(other)
     list(engine.steps(PROMPT, 20))
     # The prompt with the first token, then at each step at most what was accepted and the target's own token.
-    assert rows[0] == len(PROMPT) + 1
-    assert max(rows[1:]) <= 4
+    assert passes.counts[0] == len(PROMPT) + 1
+    assert max(passes.counts[1:]) <= 4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -12,7 +12,8 @@ import torch
 
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.corpus import read_documents
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.creation import create_store
+from specds.datastore.store import open_store
 from specds.decode.engine import Engine
 from specds.decode.generation import GenerationOptions, generate
 from specds.decode.method import Method
@@ -22,10 +23,8 @@ from specds.reading.prompts import BadRow, Prompt
 from specds.sampling import Sampling
 from specds.tokenizer import wrap_tokenizer
 
-from ..conftest import make_model, make_tokenizer
+from ..conftest import NewStore, make_model, make_tokenizer
 from ..tools import corpus_of, strays
-
-NewStore = Callable[..., Store]
 
 
 def prompt(name: str, *turns: str, raw: bool = False) -> Prompt:

@@ -1,29 +1,35 @@
 from __future__ import annotations
 
+from itertools import islice
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.creation import create_store
+from specds.datastore.store import Store, open_store
 from specds.decode.contracts import Step
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
 from specds.decode.drafters.none import Null
 from specds.decode.engine import Engine
-from specds.decode.loop import decode
+from specds.decode.loop import decode_one
 from specds.decode.method import Method
 from specds.decode.pricing.budget import Fixed
 from specds.decode.registry import load
 from specds.decode.targets import TARGETS
 from specds.decode.targets.generic import HuggingFaceTarget
 from specds.decode.verifiers import make_verifier
-from specds.errors import UsageError
 from specds.model import LanguageModel
 from specds.sampling import Sampling
 
 from ..conftest import STOP, VOCABULARY, fill, make_model
 from .drafts import Mixed, Oracle, Scripted, Wrong
+from .requests import Arriving, Asked, Watched, watch
 
 PROMPT = [9, 30, 12, 5, 77, 64, 9, 30]
 
@@ -52,7 +58,7 @@ def generate(model: LanguageModel, prompt: list[int], length: int) -> list[int]:
 
 
 def run(model: LanguageModel, drafter: object, prompt: list[int], length: int, budget: int = 12) -> list[Step]:
-    steps = decode(
+    steps = decode_one(
         HuggingFaceTarget(model),
         drafter,  # type: ignore[arg-type]
         make_verifier("greedy", Sampling()),
@@ -125,18 +131,19 @@ def test_a_budget_of_nothing_is_plain_decoding() -> None:
     assert all(len(step.draft) == 0 for step in steps)
 
 
-def test_requests_that_are_interleaved_do_not_mix_their_texts(tiny: LanguageModel) -> None:
+def test_requests_that_are_stepped_side_by_side_do_not_mix_their_texts(tiny: LanguageModel) -> None:
     engine = Engine(tiny, Method("pld"))
-    alone = [step.tokens for step in engine.steps([9, 30, 12], 10)]
-    first, second = engine.steps([9, 30, 12], 10), engine.steps([50, 60], 10)
-    next(first)
-    next(second)
-    with pytest.raises(UsageError, match="another request"):
-        next(first)
-    list(second)
+    prompts = [9, 30, 12], [50, 60]
+    alone = [text(list(engine.steps(prompt, 10))) for prompt in prompts]
+    told: tuple[list[Step], list[Step]] = [], []
+    begun = [engine.steps(prompt, 10) for prompt in prompts]
+    for _ in range(10):
+        for steps, rest in zip(told, begun, strict=True):
+            steps += islice(rest, 1)
+    assert [text(steps) for steps in told] == alone
     abandoned = engine.steps([50, 60], 10)
     next(abandoned)
-    assert [step.tokens for step in engine.steps([9, 30, 12], 10)] == alone
+    assert text(list(engine.steps([9, 30, 12], 10))) == alone[0]
 
 
 class Places:
@@ -214,7 +221,7 @@ def test_every_step_is_one_forward_pass_and_tokens_add_up(kind: type[Scripted]) 
     target = CountingTarget(model)
     drafter = kind(expected, VOCABULARY)
     steps = list(
-        decode(target, drafter, make_verifier("greedy", Sampling()), PROMPT, max_new_tokens=30, budget=Fixed(12))
+        decode_one(target, drafter, make_verifier("greedy", Sampling()), PROMPT, max_new_tokens=30, budget=Fixed(12))
     )  # type: ignore[arg-type]
     assert target.passes == len(steps)
     assert [step.index for step in steps] == list(range(len(steps)))
@@ -243,3 +250,94 @@ def test_the_budget_bounds_the_rows_of_every_step() -> None:
     expected = generate(model, PROMPT, 30)
     steps = run(model, Wrong(expected, VOCABULARY), PROMPT, 30, budget=5)
     assert max(len(step.draft) for step in steps) == 5
+
+
+HEADERS = np.random.default_rng(8).integers(2, 40, (2, 260)).tolist()
+MIXED = ("none", "auto", "pld", "sam", "recycling", "adapld", "respec", "model")
+
+
+@pytest.fixture(scope="module")
+def roomy() -> LanguageModel:
+    """A model with a context of a thousand tokens that stops now and then, and repeats itself."""
+    return make_model(seed=3, vocab_size=40, max_position_embeddings=1024)
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> list[Asked]:
+    """Requests with prompts of 1 to 300 tokens, many of which begin alike; some go on where others ended."""
+    found: list[Asked] = []
+    for number in range(draw(st.integers(2, 9))):
+        header = HEADERS[draw(st.integers(0, 1))][: draw(st.sampled_from([0, 0, 1, 63, 64, 65, 130, 260]))]
+        rest = np.random.default_rng(draw(st.integers(0, 3))).integers(2, 40, draw(st.integers(1, 40))).tolist()
+        after = draw(st.one_of(st.none(), st.integers(0, number - 1))) if number else None
+        tokens = tuple(rest) if after is not None else (*header, *rest)
+        found.append(Asked(tokens, draw(st.integers(1, 40)), draw(st.integers(0, 2)), after))
+    return found
+
+
+def check_trace(arriving: Arriving, watched: Watched, chunk: int, parallel: int) -> None:
+    """Steps add up to texts and passes: no request twice in one, and nothing in one that no step says."""
+    writes: dict[int, int] = {}
+    requests: dict[int, int] = {}
+    for number, steps in arriving.steps.items():
+        assert [step.index for step in steps] == list(range(len(steps)))
+        position = len(arriving.prompts[number])
+        passes = [step.forward_pass for step in steps]
+        assert passes == sorted(set(passes))
+        for step in steps:
+            assert step.position == position
+            position += len(step.tokens)
+            requests[step.forward_pass] = requests.get(step.forward_pass, 0) + 1
+            if step.index:
+                assert step.pass_tokens == sum(watched.rows[step.forward_pass])
+                writes[step.forward_pass] = writes.get(step.forward_pass, 0) + 1 + len(step.draft)
+    read = [sum(rows) - writes.get(place, 0) for place, rows in enumerate(watched.rows)]
+    assert min(read) >= 0
+    assert max(read) <= chunk
+    assert max(requests.values()) <= parallel
+    assert watched.most <= parallel
+    assert sum(read) <= sum(map(len, arriving.prompts.values()))
+
+
+def drafted(step: Step) -> tuple[object, ...]:
+    return step.draft.tokens.tolist(), step.draft.parents.tolist(), step.draft.score.tolist(), step.path
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("name", MIXED)
+def test_texts_of_many_requests_are_those_of_each_alone(name: str, roomy: LanguageModel, data: st.DataObject) -> None:
+    """Whatever arrives when, at any temperature: the texts of plain decoding, each on an engine of its own."""
+    sampling = Sampling(data.draw(st.sampled_from([0.0, 0.8])), seed=1)
+    asked, parallel = data.draw(mixtures()), data.draw(st.integers(1, 8))
+    budget = data.draw(st.sampled_from([3, 16] if name != "auto" else [None, 12]))
+    engine = Engine(roomy, Method(name, budget=budget), sampling=sampling, runtime="cpu")
+    watched, chunk = watch(engine), engine._target.chunk
+    late = data.draw(st.randoms(use_true_random=False))
+    arriving = Arriving(engine, asked, lambda: late.random() < 0.3)
+    arriving.run(parallel)
+    assert not arriving.errors
+    assert not watched.slots
+    for number, prompt in arriving.prompts.items():
+        plain = Engine(roomy, sampling=sampling, runtime="cpu")
+        alone = text(list(plain.steps(prompt, asked[number].length, sample=asked[number].sample)))
+        assert list(arriving.text(number)) == alone
+        if budget is not None:
+            # Drafts, too, depend on nothing but the request.
+            again = Engine(roomy, Method(name, budget=budget), sampling=sampling, runtime="cpu")
+            steps = again.steps(prompt, asked[number].length, sample=asked[number].sample)
+            assert [drafted(step) for step in arriving.steps[number]] == [drafted(step) for step in steps]
+    check_trace(arriving, watched, chunk, parallel)
+
+
+def test_a_place_that_becomes_free_is_taken_at_once(roomy: LanguageModel) -> None:
+    """Short and long answers: as long as somebody waits, all places are in use."""
+    engine = Engine(roomy, runtime="cpu")
+    watched = watch(engine)
+    asked = [Asked((5 + number, 9, 30), 4 if number % 2 else 30) for number in range(12)]
+    arriving = Arriving(engine, asked)
+    arriving.run(4)
+    steps = [step for steps in arriving.steps.values() for step in steps]
+    begun = sorted(steps[0].forward_pass for steps in arriving.steps.values())
+    assert [len(rows) for rows in watched.rows[: begun[-1]]] == [4] * begun[-1]
+    assert len(watched.rows) < 0.5 * len(steps)

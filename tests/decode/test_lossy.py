@@ -10,19 +10,22 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from specds.datastore.corrections import key_of
-from specds.decode.contracts import Verdict
+from specds.decode.contracts import Case, Verdict
 from specds.decode.draft import Draft, Origin, Source
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.decode.verifiers import make_verifier
 from specds.decode.verifiers.csd import Csd
 from specds.errors import UsageError
+from specds.model import LanguageModel
 from specds.sampling import Noise, Sampling
 
 from ..conftest import make_model
 from .drafts import drafts
+from .requests import Arriving, Asked
 
 VOCABULARY = 8
+NOISE = Noise.of(0, [])
 _SOURCES = (Source("copy", retrieved=True), Source("guess", retrieved=False))
 
 
@@ -42,11 +45,11 @@ def judged(draw: st.DrawFn) -> tuple[Draft, torch.Tensor]:
 
 def relaxed(draft: Draft, logits: torch.Tensor, **options: float) -> Verdict:
     settings = {name: str(value) for name, value in options.items()}
-    return make_verifier("respec", Sampling(), settings).verify(draft, logits, 0)
+    return make_verifier("respec", Sampling(), settings).verify(Case(draft, logits, 0, NOISE))
 
 
 def greedy(draft: Draft, logits: torch.Tensor) -> Verdict:
-    return make_verifier("greedy", Sampling()).verify(draft, logits, 0)
+    return make_verifier("greedy", Sampling()).verify(Case(draft, logits, 0, NOISE))
 
 
 @given(judged(), st.integers(1, 4), st.sampled_from([0.5, 2.0, 50.0]), st.integers(0, 3), st.integers(1, 4))
@@ -136,7 +139,7 @@ def csd(
     verifier = make_verifier("csd", sampling, settings)
     assert isinstance(verifier, Csd)
     verifier.memory.counts.update(memory)
-    return verifier.verify(draft, logits, 0), verifier
+    return verifier.verify(Case(draft, logits, 0, NOISE)), verifier
 
 
 def any_memory(draft: Draft, seed: int) -> dict[int, int]:
@@ -192,7 +195,7 @@ def test_csd_without_counts_or_beyond_the_gate_is_strict(
 ) -> None:
     draft, logits = case
     sampling = Sampling(temperature, seed=seed)
-    strict = make_verifier("rejection", sampling).verify(draft, logits, 0)
+    strict = make_verifier("rejection", sampling).verify(Case(draft, logits, 0, NOISE))
     assert csd(draft, logits, {}, sampling, update=False)[0] == strict
     assert csd(draft, logits, any_memory(draft, seed), sampling, tau=1.5)[0] == strict
     if temperature == 0:
@@ -203,12 +206,12 @@ def test_csd_without_counts_or_beyond_the_gate_is_strict(
 def test_the_rules_that_csd_is_made_of_are_its_extremes(case: tuple[Draft, torch.Tensor], seed: int) -> None:
     draft, logits = case
     memory = any_memory(draft, seed)
-    lossy = make_verifier("lossy", Sampling(), {"tau": "0.3"}).verify(draft, logits, 0)
+    lossy = make_verifier("lossy", Sampling(), {"tau": "0.3"}).verify(Case(draft, logits, 0, NOISE))
     gate_alone = csd(draft, logits, {}, Sampling(), tau=0.3, frequency=0)[0]
     assert (lossy.path, lossy.next_token) == (gate_alone.path, gate_alone.next_token)
     ocm = make_verifier("ocm", Sampling(), {"frequency": "3"})
     ocm.memory.counts.update(memory)  # type: ignore[attr-defined]
-    assert ocm.verify(draft, logits, 0) == csd(draft, logits, memory, Sampling(), tau=0, frequency=3)[0]
+    assert ocm.verify(Case(draft, logits, 0, NOISE)) == csd(draft, logits, memory, Sampling(), tau=0, frequency=3)[0]
 
 
 @given(judged(), st.integers(0, 3), st.sampled_from([0.0, 0.5, 0.9]))
@@ -217,7 +220,7 @@ def test_fly_passes_mismatches_where_the_target_is_unsure_and_the_draft_goes_on(
 ) -> None:
     draft, logits = case
     settings = {"window": str(window), "entropy": str(threshold)}
-    verdict = make_verifier("fly", Sampling(), settings).verify(draft, logits, 0)
+    verdict = make_verifier("fly", Sampling(), settings).verify(Case(draft, logits, 0, NOISE))
     passed = {rescue.node for rescue in verdict.rescues}
     p = torch.softmax(logits.double(), -1).numpy()
     shares = -(p * np.log(p)).sum(-1) / np.log(VOCABULARY)
@@ -247,11 +250,10 @@ def test_rejection_sampling_keeps_the_targets_distribution(quality: float) -> No
     verifier = make_verifier("rejection", Sampling(1.0))
     drawn, accepted = np.zeros(VOCABULARY), 0
     for draw in range(6_000):
-        verifier.start(Noise.of(0, [draw]))
         token = int(random.choice(VOCABULARY, p=q))
         row = q[None].astype(np.float32)
         draft = Draft(np.array([token], np.int32), np.array([-1], np.int32), np.ones(1, np.float32), row)
-        verdict = verifier.verify(draft, logits, 3)
+        verdict = verifier.verify(Case(draft, logits, 3, Noise.of(0, [draw])))
         accepted += len(verdict.path)
         drawn[token if verdict.path else verdict.next_token] += 1
     assert stats.chisquare(drawn, p * drawn.sum()).pvalue > 1e-3
@@ -268,10 +270,68 @@ def test_rejection_sampling_keeps_it_on_trees_without_q() -> None:
     drawn = np.zeros(VOCABULARY)
     accepted = 0
     for draw in range(6_000):
-        verifier.start(Noise.of(0, [draw]))
-        verdict = verifier.verify(draft, logits, 3)
+        verdict = verifier.verify(Case(draft, logits, 3, Noise.of(0, [draw])))
         accepted += len(verdict.path)
         drawn[int(draft.tokens[verdict.path[0]]) if verdict.path else verdict.next_token] += 1
     assert stats.chisquare(drawn, p * drawn.sum()).pvalue > 1e-3
     share = p[[2, 5, 1]].sum()
     assert accepted / 6_000 == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 6_000))
+
+
+@pytest.fixture(scope="module")
+def hesitant() -> LanguageModel:
+    """A model of few tokens that repeats itself, so that prompt lookup is often nearly right."""
+    return make_model(seed=2, stop=False, vocab_size=16, max_position_embeddings=512)
+
+
+def many(model: LanguageModel, verifier: str, parallel: int, temperature: float = 0.0, **options: str) -> Arriving:
+    """Twelve requests at once by a lossy verifier, with a fixed budget."""
+    method = Method("pld", budget=8, verifier=verifier, verifier_options=options)
+    engine = Engine(model, method, Sampling(temperature, seed=1), runtime="cpu")
+    asked = [Asked(tuple((5 + 7 * seed + 7 * (place % 9)) % 16 for place in range(12)), 30) for seed in range(12)]
+    arriving = Arriving(engine, asked)
+    arriving.run(parallel)
+    return arriving
+
+
+def counts(arriving: Arriving) -> dict[int, int]:
+    memory = arriving.engine.memory
+    assert memory is not None
+    return memory.counts
+
+
+VERIFIERS = [
+    ("respec", 0.0, {"matches": "0", "tau": "9", "k": "4"}),
+    ("lossy", 0.0, {"tau": "0.05"}),
+    ("lossy", 0.9, {"tau": "0.05"}),
+    ("fly", 0.0, {"window": "1"}),
+    ("csd", 0.0, {"frequency": "3", "tau": "0.01"}),
+    ("csd", 0.9, {"frequency": "3", "tau": "0.01"}),
+    ("ocm", 0.0, {"frequency": "3"}),
+]
+
+
+@pytest.mark.parametrize(("verifier", "temperature", "options"), VERIFIERS)
+def test_lossy_texts_of_many_requests_are_the_same_each_time(
+    verifier: str, temperature: float, options: dict[str, str], hesitant: LanguageModel
+) -> None:
+    """With a fixed budget; where nothing is counted also those of each request alone."""
+    first, again, alone = (many(hesitant, verifier, parallel, temperature, **options) for parallel in (4, 4, 1))
+    texts = [[one.text(number) for number in range(12)] for one in (first, again, alone)]
+    assert texts[0] == texts[1]
+    assert any(step.rescues for steps in first.steps.values() for step in steps)
+    if first.engine.memory is None:
+        assert texts[0] == texts[2]
+    else:
+        assert counts(first) == counts(again)
+
+
+@pytest.mark.parametrize("verifier", ["csd", "ocm"])
+def test_divergences_add_up_to_the_same_in_whatever_order_requests_count_them(
+    verifier: str, hesitant: LanguageModel
+) -> None:
+    """As long as none passes; later it depends on who saw a pair first, and so on how many are decoded at once."""
+    alone, *others = (many(hesitant, verifier, parallel, frequency="1000000") for parallel in (1, 4, 12))
+    assert sum(counts(alone).values()) > 50
+    for other in others:
+        assert counts(other) == counts(alone)

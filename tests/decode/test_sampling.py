@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from specds.decode.contracts import Step, Verifier
-from specds.decode.draft import Draft
+from specds.decode.contracts import Case, Drafter, Step, Target, Verifier
+from specds.decode.draft import Draft, empty
 from specds.decode.drafters.none import Null
 from specds.decode.engine import Engine
 from specds.decode.loop import decode
 from specds.decode.method import Method
 from specds.decode.pricing.budget import Fixed
+from specds.decode.request import Listed, Request
 from specds.decode.targets.generic import HuggingFaceTarget
 from specds.decode.verifiers import make_verifier
 from specds.errors import ModelError, UsageError
@@ -28,22 +30,37 @@ from .drafts import Mixed, Oracle, Scripted, Wrong
 PROMPT = [9, 30, 12, 5, 77, 64]
 
 
-def started(name: str, sampling: Sampling, prompt: Sequence[int], which: int = 0) -> Verifier:
-    verifier = make_verifier(name, sampling)
-    verifier.start(Noise.of(sampling.seed, prompt, which))
-    return verifier
+def drawn_steps(
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    prompt: list[int],
+    length: int,
+    *,
+    noise: Noise,
+    budget: int,
+    stop_tokens: Collection[int] = (),
+) -> Iterator[Step]:
+    """The steps of one request with noise of its own."""
+    request = Request(prompt, length, lambda slot: drafter, noise, stop_tokens)
+    for _ in decode(target, Listed([request]), verifier, Fixed(budget)):
+        assert request.error is None
+        assert request.step is not None
+        yield request.step
 
 
 def sample(
-    model: LanguageModel, drafter: object, sampling: Sampling, length: int, which: int = 0, target: object = None
+    model: LanguageModel, drafter: Drafter, sampling: Sampling, length: int, which: int = 0, target: Any = None
 ) -> list[int]:
-    steps = decode(
-        target or HuggingFaceTarget(model),  # type: ignore[arg-type]
-        drafter,  # type: ignore[arg-type]
-        started("auto", sampling, PROMPT, which),
+    verifier, noise = make_verifier("auto", sampling), Noise.of(sampling.seed, PROMPT, which)
+    steps = drawn_steps(
+        target or HuggingFaceTarget(model),
+        drafter,
+        verifier,
         PROMPT,
-        max_new_tokens=length,
-        budget=Fixed(10),
+        length,
+        noise=noise,
+        budget=10,
         stop_tokens=model.stop_tokens,
     )
     return [token for step in steps for token in step.tokens]
@@ -174,12 +191,11 @@ def test_the_first_three_tokens_are_distributed_as_the_model_says(
 ) -> None:
     """2,000 draws, with drafts that are always right, always wrong, or trees of right and wrong branches."""
     target = HuggingFaceTarget(small)
+    verifier = make_verifier("sampling", DRAWN)
     texts, steps = [], list[Step]()
-    for draw, plain in enumerate(undrafted):
-        drafter, verifier = kind(plain, SMALL, draw), started("sampling", DRAWN, START, draw)
-        one = list(
-            decode(target, drafter, verifier, START, max_new_tokens=DRAWN_TOKENS, budget=Fixed(6))  # type: ignore[arg-type]
-        )
+    for number, plain in enumerate(undrafted):
+        drafter, noise = kind(plain, SMALL, number), Noise.of(DRAWN.seed, START, number)
+        one = list(drawn_steps(target, drafter, verifier, START, DRAWN_TOKENS, noise=noise, budget=6))
         texts.append([token for step in one for token in step.tokens])
         steps += one
     assert min(fits(texts, joint)) > 1e-3
@@ -263,7 +279,7 @@ def test_verification_follows_drafted_picks_and_stops_at_the_first_that_was_not(
     # Row 0 picks 3 (node 0), row 1 picks 4 (node 2), row 3 picks 5, which nobody drafted.
     logits[0, 3] = logits[1, 4] = logits[3, 5] = 10.0
     draft = Draft(np.array([3, 6, 4], np.int32), np.array([-1, -1, 0], np.int32), np.ones(3, np.float32))
-    verdict = make_verifier("greedy", Sampling()).verify(draft, logits, 0)
+    verdict = make_verifier("greedy", Sampling()).verify(Case(draft, logits, 0, Noise.of(0, [])))
     assert verdict.path == (0, 2)
     assert verdict.next_token == 5
 
@@ -327,6 +343,15 @@ def test_logits_that_are_no_numbers_are_refused(choice: tuple[float, int, float]
     logits = torch.tensor([1.0, float("nan"), 2.0] * 5)
     with pytest.raises(ModelError, match="NaN"):
         pick(logits, Sampling(*choice), Noise.of(0, []), 0)
+    # Drawn on another device, or after warping: only the row itself is refused.
+    rows = torch.stack([logits.nan_to_num(0.0), logits])
+    assert [token < 0 for token in pick_rows(rows, Sampling(*choice), Noise.of(0, []), [0, 1])] == [False, True]
+    for verifier in ("auto", "rejection", "csd"):
+        for dtype in (torch.float32, torch.bfloat16):
+            judge = make_verifier(verifier, Sampling(*choice))
+            for row, case in enumerate(Case(empty(), rows[at : at + 1].to(dtype), 0, Noise.of(0, [])) for at in (0, 1)):
+                (verdict,) = judge.verify_all([case])
+                assert isinstance(verdict, ModelError) == bool(row)
 
 
 def test_a_tiny_temperature_is_nearly_greedy() -> None:

@@ -54,7 +54,7 @@ class Watched:
 @pytest.mark.parametrize("make", [lambda: Fixed(8), lambda: Adaptive(CURVE)])
 @pytest.mark.parametrize("name", ALONE)
 def test_every_drafter_drafts_in_it(model: LanguageModel, name: str, make: Callable[[], Any]) -> None:
-    drafter = Watched(Engine(model, Method(name, budget=8)).make_drafter())
+    drafter = Watched(Engine(model, Method(name, budget=8))._assembly.make_drafter())
     warm_up(drafter, make(), model)
     assert max(drafter.sizes) >= 1
 
@@ -85,5 +85,6 @@ def test_an_engine_has_run_its_drafter_before_the_first_prompt_and_learned_nothi
     assert warmed[0][1] is not engine._assembly.budget
     shared = engine._assembly.resources.shared
     if shared is not None:
-        assert shared.drafting == 0.0
-        assert shared.draft_benefit.observed == 0
+        assert shared.terms.drafting == 0.0
+        assert shared.draft_gains.observed == 0
+        assert not shared.corrections.curvature.any()

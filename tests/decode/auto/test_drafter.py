@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
+from specds.datastore.suffix import SuffixIndex
 from specds.decode.auto.cross_request import CrossRequest
 from specds.decode.auto.drafter import Auto
 from specds.decode.auto.features import SOURCES
 from specds.decode.contracts import Resources
+from specds.decode.draft import Draft
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.decode.pricing.curve import CostCurve
@@ -20,6 +24,14 @@ from .simulation import Documents, Simulation, index_of
 
 # A row costs a tenth of a pass, as on a CPU.
 FAIR = CostCurve((1, 65), (100,), np.array([[1.0, 7.4]]))
+
+
+def drive(
+    text: list[int], prompt: int, shared: CrossRequest, indexes: Sequence[SuffixIndex] = (), session: str = "auto"
+) -> list[tuple[Draft, int]]:
+    """A new request through a text."""
+    drafter = Auto(Auto.Options(session=session), Resources(indexes, shared=shared))
+    return Simulation(drafter, shared, text, prompt).run()
 
 
 def near_misses(text: list[int], random: np.random.Generator) -> Documents:
@@ -41,8 +53,7 @@ def test_adversarial_datastores_are_soon_drafted_from_no_more(kind: str) -> None
         "frequent misses": [one for one in near_misses(text, random) for _ in range(5)],
     }
     indexes = [] if kind == "nothing" else [index_of(documents[kind])]
-    drafter = Auto(Auto.Options(), Resources(indexes, shared=CrossRequest(FAIR)))
-    drafts = [draft for draft, _ in Simulation(drafter, text, 8).run()]
+    drafts = [draft for draft, _ in drive(text, 8, CrossRequest(FAIR), indexes)]
     assert len(drafts) > 140
     rows = [1 + len(draft) for draft in drafts]
     assert max(rows[32:]) <= 2
@@ -56,9 +67,7 @@ def test_a_good_store_beside_an_adversarial_one_still_serves() -> None:
     for bad in (False, True):
         indexes = [index_of(near_misses(text, random))] if bad else []
         indexes.append(index_of([(text[:4], text[4:])]))
-        steps.append(
-            len(Simulation(Auto(Auto.Options(), Resources(indexes, shared=CrossRequest(FAIR))), text, 8).run())
-        )
+        steps.append(len(drive(text, 8, CrossRequest(FAIR), indexes)))
     assert steps[0] < 40
     assert steps[1] < 2 * steps[0] + 20
 
@@ -68,8 +77,7 @@ def test_a_source_that_was_wrong_is_drafted_from_again_when_it_is_right() -> Non
     foreign = [int(token) for token in random.integers(0, 20_000, 80)]
     truth = [int(token) for token in random.integers(0, 20_000, 400)]
     index = index_of([*near_misses(foreign, random), (truth[:2], truth[2:])])
-    drafter = Auto(Auto.Options(), Resources((index,), shared=CrossRequest(FAIR)))
-    steps = Simulation(drafter, foreign + truth, 8).run()
+    steps = drive(foreign + truth, 8, CrossRequest(FAIR), [index])
     assert sum(accepted for _, accepted in steps) > 150
 
 
@@ -80,7 +88,7 @@ def test_earlier_answers_of_a_run_are_drafted_from_where_requests_share_what_the
     def steps_of_the_second(shared: CrossRequest, session: str) -> int:
         found = 0
         for _ in range(2):
-            found = len(Simulation(Auto(Auto.Options(session=session), Resources(shared=shared)), text, 8).run())
+            found = len(drive(text, 8, shared, session=session))
         return found
 
     alone = steps_of_the_second(CrossRequest(FAIR), "no")
@@ -126,8 +134,7 @@ def test_where_a_pass_takes_less_than_drafting_nothing_is_drafted() -> None:
     text[2::4] = [int(token) for token in random.integers(0, 50, len(text[2::4]))]
     asked = []
     for prices in (FAIR, curve):
-        drafter = Auto(Auto.Options(), Resources(shared=CrossRequest(prices)))
-        found = Simulation(drafter, text, 30).run()
+        found = drive(text, 30, CrossRequest(prices))
         asked.append(sum(len(draft) > 0 for draft, _ in found) / len(found))
     assert asked[0] > 0.5
     assert asked[1] < 0.25

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from specds.decode.contracts import Forward
-from specds.decode.draft import Draft
+from specds.decode.contracts import Forward, Item
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.decode.pricing import measurement
@@ -25,13 +26,21 @@ from .curves import FAIR, FREE
 def test_measuring_leaves_the_target_as_it_was(runtime: str, tiny: LanguageModel) -> None:
     target = make_target(tiny, runtime)
     prompt = [5, 6, 7, 8, 9]
-    before = target.prefill(prompt).logits.clone()
+
+    def said() -> torch.Tensor:
+        slot = target.open(prompt, 20)
+        assert slot is not None
+        logits = target.forward([Item.chain(slot, prompt)]).logits.clone()
+        target.close(slot)
+        return logits
+
+    before = said()
     curve = measurement.measure(target, vocabulary=VOCABULARY, rows=[1, 4, 16], contexts=[8, 64], repeats=2)
     assert curve.rows == (1, 4, 16)
     assert curve.seconds.shape == (2, 3)
     assert (np.diff(curve.seconds, axis=1) >= 0).all()
     assert (curve.seconds > 0).all()
-    np.testing.assert_allclose(target.prefill(prompt).logits, before, atol=1e-5)
+    np.testing.assert_allclose(said(), before, atol=1e-5)
 
 
 def test_a_curve_is_kept_and_what_is_not_a_curve_is_not_used(tmp_path: Path) -> None:
@@ -75,18 +84,36 @@ def test_an_engine_takes_the_curve_that_was_kept(tiny: LanguageModel, monkeypatc
     assert len(asked) == 1
 
 
+@dataclass
+class Place:
+    """A slot that holds so many tokens."""
+
+    tokens: list[int]
+
+
 class Sluggish:
     """A target whose first pass takes for ever, as where something is compiled."""
+
+    chunk = 8192
 
     def __init__(self, clock: list[float]) -> None:
         self.clock, self.passes = clock, 0
 
-    def prefill(self, tokens: object) -> None:
-        self.clock[0] += 100.0
+    def open(self, prompt: Sequence[int], length: int) -> Place:
+        return Place([])
 
-    def forward(self, last: int, draft: Draft) -> object:
-        self.passes += 1
-        self.clock[0] += 50.0 if self.passes == 1 else 0.5 + 0.01 * len(draft)
+    def close(self, slot: Place) -> None: ...
+
+    def commit(self, slot: Place, rows: Sequence[int]) -> None:
+        slot.tokens += rows
+
+    def forward(self, items: Sequence[Item]) -> Forward:
+        (item,) = items
+        if not item.slot.tokens:
+            self.clock[0] += 100.0
+        else:
+            self.passes += 1
+            self.clock[0] += 50.0 if self.passes == 1 else 0.5 + 0.01 * (len(item.tokens) - 1)
         return Forward(torch.zeros(1, 1))
 
 
