@@ -15,7 +15,7 @@ from torch.nn import functional
 from specds.decode.contracts import Activations, Captures, Forward, Item
 from specds.decode.draft import check_tokens
 from specds.decode.targets.batches import Batch, Pass, calls_of, side_by_side
-from specds.decode.targets.held import Held, most_wanted
+from specds.decode.targets.held import Held, most_wanted, wanting
 from specds.decode.targets.llama import not_llama_like, rotary_table, windows
 from specds.decode.targets.memory import memory_for, pages_within
 from specds.decode.targets.pages import PAGE, PagedSlot, Pages
@@ -83,9 +83,9 @@ class CudaTarget:
         """See `Target.open`."""
         return self._pages.open(prompt, length)
 
-    def close(self, slot: PagedSlot) -> None:
+    def close(self, slot: PagedSlot, *, keep: bool = True) -> None:
         """See `Target.close`."""
-        self._pages.close(slot)
+        self._pages.close(slot, keep=keep)
 
     def forget(self) -> None:
         """See `Target.forget`."""
@@ -97,6 +97,7 @@ class CudaTarget:
         Raises:
             CorruptStore: a drafted token is none of the model's.
         """
+        items = wanting(items, self._captures)
         result, states = self._run(items, [len(item.slot.tokens) for item in items])
         self._held.record(items, result, states)
         return result

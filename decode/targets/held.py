@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,11 @@ _MOST_LOGITS = 1 << 24
 def most_wanted(rows: int, vocabulary: int, captures: Captures) -> int:
     """Rows of one pass over a prompt: `rows`, or fewer where their logits, which are asked for, would be large."""
     return max(1, min(rows, _MOST_LOGITS // vocabulary)) if captures.top else rows
+
+
+def wanting(items: Sequence[Item], captures: Captures) -> Sequence[Item]:
+    """The items of a pass; where the likeliest tokens are kept, the logits of all tokens are wanted."""
+    return [replace(item, wanted=len(item.tokens)) for item in items] if captures.top else items
 
 
 class Held:
