@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig
 
+from specds.decode.contracts import Item
 from specds.decode.draft import chain
+from specds.decode.prompt import hold
 from specds.decode.targets.cuda import CudaTarget
 from specds.model import LanguageModel
 
@@ -45,10 +47,10 @@ class RandomWeights:
             return torch.ones(hidden, device=self._device, dtype=self._dtype)
         vocabulary = (self._config.vocab_size, hidden)
         shape = vocabulary if part in ("embed_tokens", "lm_head") else shapes.get(part, (hidden, hidden))
-        made = torch.randn(shape, device=self._device, dtype=self._dtype) * 0.02
+        values = torch.randn(shape, device=self._device, dtype=self._dtype) * 0.02
         if part != "embed_tokens":  # of those a pass reads a few rows
-            self.bytes += made.numel() * made.element_size()
-        return made
+            self.bytes += values.numel() * values.element_size()
+        return values
 
 
 def main() -> None:
@@ -71,7 +73,7 @@ def main() -> None:
     )  # fmt: skip
     target = CudaTarget(model)
     tokens = torch.randint(0, 32_000, (options.context,)).tolist()
-    target.prefill(tokens)
+    slot = hold(target, tokens, options.context + ROWS[-1])
     floor = weights.bytes / bandwidth(device)
     print(
         f"{options.shape}, {options.dtype}, {device}: {weights.bytes / 1e9:.2f} GB a pass, floor {floor * 1e3:.3f} ms"
@@ -81,13 +83,13 @@ def main() -> None:
         for rows in ROWS:
             draft = chain(tokens[: rows - 1], [0.5] * (rows - 1))
             began = time.perf_counter()
-            target.forward(0, draft).logits.argmax(-1).tolist()
+            target.forward([Item.draft(slot, 0, draft)]).logits.argmax(-1).tolist()
             if repeat >= 2:
                 times[rows].append(time.perf_counter() - began)
-    one = median(times[1])
+    single = median(times[1])
     for rows in ROWS:
         middle = median(times[rows])
-        print(f"T({rows}) = {middle * 1e3:.3f} ms, {middle / one:.2f} × T(1), {middle / floor:.2f} × floor")
+        print(f"T({rows}) = {middle * 1e3:.3f} ms, {middle / single:.2f} × T(1), {middle / floor:.2f} × floor")
 
 
 def bandwidth(device: torch.device) -> float:

@@ -7,9 +7,9 @@ of the target share one that remembers what followed a text, so that a prompt is
 to a place cost one pass each up to there. A row's result depends on nothing beside it, so that counts are what they
 would be.
 
-Printed for each group: MAT; accepted tokens over those of the best path and over all drafted ones; rescues in a hundred
-steps; texts that are those of the first method with the same drafter; mean log-probability of a token under the target;
-ROUGE-L to that first method's text; right answers, where a reference marks one.
+Printed for each group: MAT; accepted tokens over those of the best path and over all drafted ones; lossily accepted
+tokens in a hundred steps; texts that are those of the first method with the same drafter; mean log-probability of a
+token under the target; ROUGE-L to that first method's text; right answers, where a reference marks one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,105 +27,120 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specds.calibration.bench.cases import choose_cases
 from specds.calibration.bench.quality import correct, rouge_l
-from specds.calibration.bench.run import choose_cases
-from specds.decode.contracts import Activations, Forward, Target
+from specds.decode.contracts import Activations, Forward, Item, Target
 from specds.decode.counters import Counters
-from specds.decode.draft import Draft
-from specds.decode.draft_model import draft_model_of
+from specds.decode.draft_model import draft_models
 from specds.decode.engine import Engine
 from specds.decode.method import distinct, parse_methods
+from specds.decode.prompt import hold
 from specds.model import LanguageModel, load_model
 from specds.reading.prompts import Prompt
 from specds.reference import LogProbabilities
 from specds.sampling import Sampling
 
 
+class Slot:
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+
 class Remembering:
     """A target for several engines that computes nothing twice for a prompt: what follows a text is what it was.
 
-    Of the real target it keeps as much in its cache as the text at hand needs, when a pass is to be run.
+    One request at a time. The real target holds the text at hand only when a pass is to be run.
     """
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self.chunk = target.chunk
         self._prompt: list[int] = []
-        self._text: list[int] = []  # committed, and forwarded if there were no memory
-        self._held: list[int] = []  # what the real target holds
-        self._pending: list[int] = []
-        self._sketched: list[int] = []
-        self._drawn: list[int] = []  # what of it the real target has drafted by layer-skip after its text
+        self._length = 0
+        self._held: Any = None  # the real target's slot
+        self._pending: NDArray[np.int32] = np.empty(0, np.int32)
         self._waits = False  # whether the real target has run the pass that is to be committed
+        self._skipped: list[int] = []
+        self._drawn: list[int] = []  # what the real target has drafted by layer-skip behind its text
         self._known: dict[Any, Any] = {}
 
-    def prefill(self, tokens: Sequence[int]) -> Forward:
-        self._text = list(tokens)
-        if self._text != self._prompt:
-            self._prompt, self._known = self._text[:], {}
-        if not self._known:
-            self._known[()] = copied(self._target.prefill(tokens))
-            self._held, self._drawn = self._text[:], []
-        first: Forward = self._known[()]
-        return first
+    def open(self, prompt: Sequence[int], length: int) -> Slot:
+        if list(prompt) != self._prompt:
+            self._prompt, self._known = list(prompt), {}
+            self._release()
+        self._length = max(self._length, length)
+        return Slot()
 
-    def forward(self, last: int, draft: Draft) -> Forward:
-        self._pending = [last, *draft.tokens.tolist()]
-        key = (tuple(self._text), tuple(self._pending), tuple(draft.parents.tolist()))
-        self._waits = False
+    def close(self, slot: Any) -> None:
+        self._skipped = []
+
+    def forget(self) -> None:
+        self._target.forget()
+
+    def forward(self, items: Sequence[Item]) -> Forward:
+        (item,) = items
+        parents = () if item.parents is None else tuple(item.parents.tolist())
+        key = (tuple(item.slot.tokens), tuple(item.tokens.tolist()), parents, item.wanted)
+        self._pending, self._waits = item.tokens, False
         if key not in self._known:
-            self._catch_up()
-            self._known[key] = copied(self._target.forward(last, draft))
+            self._catch_up(item.slot)
+            self._known[key] = copied(self._target.forward([replace(item, slot=self._held)]))
             self._waits = True
-        found: Forward = self._known[key]
-        return found
+        known: Forward = self._known[key]
+        return known
 
-    def commit(self, path: Sequence[int]) -> None:
-        self._text += [self._pending[0], *(self._pending[node + 1] for node in path)]
-        self._sketched = []
+    def commit(self, slot: Any, rows: Sequence[int]) -> None:
+        slot.tokens += self._pending[list(rows)].tolist()
+        self._skipped = []
         if self._waits:
-            self._target.commit(path)
-            self._held, self._drawn = self._text[:], []
+            self._target.commit(self._held, rows)
+            self._drawn = []
 
-    def layer_skip(self, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
-        self._sketched = [*self._sketched[:ahead], token]
-        key = (tuple(self._text), tuple(self._sketched), skip)
+    def layer_skip(self, slot: Any, token: int, ahead: int, skip: frozenset[int]) -> torch.Tensor:
+        self._skipped = [*self._skipped[:ahead], token]
+        key = (tuple(slot.tokens), tuple(self._skipped), skip)
         if key not in self._known:
-            self._catch_up()
-            if self._drawn != self._sketched[:-1]:
-                for place, before in enumerate(self._sketched[:-1]):
-                    self._target.layer_skip(before, place, skip)
-            self._known[key] = self._target.layer_skip(token, ahead, skip).clone()
-            self._drawn = self._sketched
-        found: torch.Tensor = self._known[key]
-        return found
+            self._catch_up(slot)
+            if self._drawn != self._skipped[:-1]:
+                for place, before in enumerate(self._skipped[:-1]):
+                    self._target.layer_skip(self._held, before, place, skip)
+            self._known[key] = self._target.layer_skip(self._held, token, ahead, skip).clone()
+            self._drawn = self._skipped
+        known: torch.Tensor = self._known[key]
+        return known
 
-    def activations(self) -> Activations:
-        self._catch_up()
-        return self._target.activations()
+    def activations(self, slot: Any, start: int = 0) -> Activations:
+        self._catch_up(slot)
+        return self._target.activations(self._held, start)
 
     def embed(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         return self._target.embed(tokens)
 
-    def _catch_up(self) -> None:
-        if self._held != self._text:
-            self._target.prefill(self._text)
-            self._held, self._drawn = self._text[:], []
+    def _catch_up(self, slot: Any) -> None:
+        if self._held is None or list(self._held.tokens) != slot.tokens:
+            self._release()
+            self._held = hold(self._target, slot.tokens, self._length)
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._target.close(self._held)
+        self._held, self._drawn = None, []
 
 
 def copied(forward: Forward) -> Forward:
-    return Forward(forward.logits.clone(), None if forward.hidden is None else forward.hidden.clone())
+    return Forward(forward.logits.clone(), None if forward.hidden is None else forward.hidden.clone(), forward.ends)
 
 
 def share_targets(engines: Iterable[Engine]) -> None:
     """One remembering target for all engines whose drafters ask the same of it."""
     shared: dict[Any, Remembering] = {}
-    for one in engines:
-        captures = one._assembly.prepared.captures
+    for engine in engines:
+        captures = engine._assembly.prepared.captures
         if captures not in shared:
-            shared[captures] = Remembering(one._target)
-        one._target = shared[captures]
-        if one._draft_model is not None and not isinstance(one.method.draft_model, LanguageModel):
-            one._draft_model.model = draft_model_of(one.method.draft_model, one._target, one.model, one.runtime)
+            shared[captures] = Remembering(engine._target)
+        engine._target = shared[captures]
+        if engine._draft_models is not None and not isinstance(engine.method.draft_model, LanguageModel):
+            engine._draft_models = draft_models(engine.method.draft_model, engine._target, engine.model, engine.runtime)
 
 
 def main() -> None:
@@ -140,11 +156,11 @@ def main() -> None:
 
     model = load_model(options.model, threads=options.threads)
     methods = distinct([method for text in options.methods for method in parse_methods(text, 8)])
-    engines = {one.name: Engine(model, one, Sampling(options.temperature)) for one in methods}
+    engines = {method.name: Engine(model, method, Sampling(options.temperature)) for method in methods}
     share_targets(engines.values())
     strict: dict[Any, str] = {}  # of the methods that draft alike, the first
-    for one in methods:
-        strict.setdefault(drafting(one.name), one.name)
+    for method in methods:
+        strict.setdefault(drafting(method.name), method.name)
     likely = cache(LogProbabilities(model).of)
     rows: list[dict[str, Any]] = []
     cases = choose_cases(options.prompts, turns=1)

@@ -4,8 +4,8 @@
 
 Decodes with the lossy verifier. Before it judges a step, every second time, the strict one judges the same draft, so
 that each of them meets the caches as the pass over the model left them in half of the steps: only these are timed. The
-difference holds all that the lossy verifier does more: its look-ups, and the rows behind what it let pass. Steps in
-which nothing was let pass, where both judge the same rows, are shown besides.
+difference holds all that the lossy verifier does more: its look-ups, and the query tokens after what it accepted. Steps
+in which nothing was accepted lossily, where both judge the same logits, are shown besides.
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
-import torch
-
-from specds.decode.contracts import Verdict, Verifier
-from specds.decode.draft import Draft
+from specds.decode.contracts import Case, Verdict, Verifier
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.decode.verifiers import make_verifier
 from specds.model import load_model
 from specds.reading.prompts import Prompt, read_prompts
-from specds.sampling import Noise, Sampling
+from specds.sampling import Sampling
 
 
 @dataclass(slots=True)
-class Both:
+class Both(Verifier):
     """A lossy verifier; the strict one sees its drafts too, and in turns the first of them is timed.
 
     Attributes:
@@ -43,19 +40,15 @@ class Both:
     lossless: bool = False
     times: tuple[list[tuple[float, bool]], list[tuple[float, bool]]] = field(default_factory=lambda: ([], []))
 
-    def start(self, noise: Noise) -> None:
-        self.lossy.start(noise)
-        self.strict.start(noise)
-
-    def verify(self, draft: Draft, logits: torch.Tensor, position: int) -> Verdict:
-        if not len(draft):
-            return self.lossy.verify(draft, logits, position)
+    def verify(self, case: Case) -> Verdict:
+        if not len(case.draft):
+            return self.lossy.verify(case)
         strictly = len(self.times[0]) < len(self.times[1])
         began = perf_counter()
-        verdict = (self.strict if strictly else self.lossy).verify(draft, logits, position)
+        verdict = (self.strict if strictly else self.lossy).verify(case)
         seconds = perf_counter() - began
         if strictly:
-            verdict = self.lossy.verify(draft, logits, position)
+            verdict = self.lossy.verify(case)
         self.times[0 if strictly else 1].append((seconds, bool(verdict.rescues)))
         return verdict
 
@@ -89,11 +82,11 @@ def main() -> None:
     strict, lossy = both.times
     whole = mean(elsewhere) + mean(seconds for seconds, _ in lossy)
     print(f"{len(steps)} steps of {whole * 1e3:.2f} ms in the mean; microseconds of verifying, mean and median:")
-    for what, kept in (("all steps", (True, False)), ("nothing let pass", (False,))):
-        one, other = ([seconds for seconds, passed in times if passed in kept] for times in (strict, lossy))
-        for name, seconds in (("strict", one), (options.verifier, other)):
+    for what, kept in (("all steps", (True, False)), ("nothing accepted lossily", (False,))):
+        strictly, lossily = ([seconds for seconds, passed in times if passed in kept] for times in (strict, lossy))
+        for name, seconds in (("strict", strictly), (options.verifier, lossily)):
             print(f"  {what}, {name}: {mean(seconds) * 1e6:.1f}, {median(seconds) * 1e6:.1f} ({len(seconds)} times)")
-        more = mean(other) - mean(one), median(other) - median(one)
+        more = mean(lossily) - mean(strictly), median(lossily) - median(strictly)
         print(f"  {what}, more: {more[0] / whole:.3%} of a step by means, {more[1] / whole:.3%} by medians")
 
 

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--attention", default="eager")
     options = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # what a library prints is not an answer
     torch.set_num_threads(os.cpu_count() or 1)
     model = HFBackend(options.model, device="cpu", dtype="float32", attn_implementation=options.attention)
     # One stop token is all that dejavuu knows; what it writes behind another one is cut by the bench.

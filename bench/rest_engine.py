@@ -33,11 +33,11 @@ def main() -> None:
             context = contexts[start : start + 16].tolist()
             began = time.perf_counter()
             for length in range(16, 1, -1):
-                found = reader.search(context[-length:], choices=64)
-                if found[0]:
+                drafts = reader.search(context[-length:], choices=64)
+                if drafts[0]:
                     break
             lookups.append((time.perf_counter() - began) * 1e6)
-            nodes.append(len(found[1]) if found[0] else 0)
+            nodes.append(len(drafts[1]) if drafts[0] else 0)
     print(json.dumps({"seconds": seconds, "bytes": size, "lookups": lookups, "nodes": sum(nodes) / len(nodes)}))
 
 

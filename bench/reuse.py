@@ -52,13 +52,13 @@ def retrieval(rows: list[dict[str, Any]]) -> None:
 def reuse(rows: list[dict[str, Any]]) -> None:
     outcome: Counter[str] = Counter()
     for row in rows:
-        found = sources(row)
-        if not found:
+        places = sources(row)
+        if not places:
             outcome["mismatch"] += 1
-        elif found[0] == "main":
+        elif places[0] == "main":
             outcome["main"] += 1
         else:
-            outcome["branch+succ" if len(found) > 1 else "branch"] += 1
+            outcome["branch+succ" if len(places) > 1 else "branch"] += 1
     hits = len(rows) - outcome["mismatch"]
     print(
         "  "

@@ -3,7 +3,7 @@
     python bench/runtime.py --prompts F.jsonl --limit 8
 
 Everything is interleaved: row counts and runtimes in one loop, methods prompt by prompt. E1 is T(1) of the generic
-runtime, transformers' own forward pass. The wrong drafter promises nine tenths for tokens that are never right, as many
+runtime, transformers' own forward pass. The wrong drafter predicts nine tenths for tokens that are never right, as many
 as the budget allows: what `--budget auto` then costs is what it can cost anyone.
 """
 
@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from specds.decode.contracts import Step
+from specds.decode.contracts import Item, Step
 from specds.decode.draft import Draft, chain, empty
 from specds.decode.drafters.none import Null
 from specds.decode.drafters.pld import PromptLookup
-from specds.decode.loop import decode
+from specds.decode.loop import decode_one
 from specds.decode.pricing import measurement
 from specds.decode.pricing.budget import Adaptive, Budget, Fixed
+from specds.decode.prompt import hold
 from specds.decode.targets import choose_runtime, make_target
 from specds.decode.verifiers import make_verifier
 from specds.model import LanguageModel, load_model
@@ -65,16 +66,15 @@ def curves(model: LanguageModel, rows: list[int], context: int, repeats: int) ->
     targets = {name: make_target(model, name) for name in runtimes}
     tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, context).tolist()
     times: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for target in targets.values():
-        target.prefill(tokens)
+    slots = {name: hold(target, tokens, context + max(rows)) for name, target in targets.items()}
     for repeat in range(repeats + 1):
         for name, target in targets.items():
             time.sleep(0.05)  # torch's threads go on spinning for a while after a pass of their own
-            target.forward(0, empty())
+            target.forward([Item.draft(slots[name], 0, empty())])
             for count in rows:
                 draft = chain(tokens[: count - 1], [0.5] * (count - 1))
                 began = time.perf_counter()
-                float(target.forward(0, draft).logits[-1, 0])
+                float(target.forward([Item.draft(slots[name], 0, draft)]).logits[-1, 0])
                 if repeat:
                     times[name, count].append(time.perf_counter() - began)
     eager = median(times["generic", 1])
@@ -83,13 +83,13 @@ def curves(model: LanguageModel, rows: list[int], context: int, repeats: int) ->
     for count in rows:
         cells = []
         for name in runtimes:
-            one, middle = median(times[name, 1]), median(times[name, count])
-            cells.append(f"{middle * 1e3:8.1f} | {middle / one:8.2f} | {middle / eager:8.2f}")
+            single, middle = median(times[name, 1]), median(times[name, count])
+            cells.append(f"{middle * 1e3:8.1f} | {middle / single:8.2f} | {middle / eager:8.2f}")
         print(" | ".join([f"{count:4}", *cells]))
 
 
 class Wrong(Null):
-    """Promises much and is never right: token 0 does not occur in text."""
+    """Predicts much and is never right: token 0 does not occur in text."""
 
     def propose(self, budget: int) -> Draft:
         return chain([0] * budget, [0.9] * budget) if budget else empty()
@@ -116,10 +116,10 @@ def decoding(model: LanguageModel, prompts: list[list[int]], length: int) -> Non
         for name in names[number % len(names) :] + names[: number % len(names)]:
             make, budget = kinds[name]
             time.sleep(0.05)  # as above
-            target.prefill([0, 1])  # so that no prompt profits from the one before
+            target.forget()  # so that no prompt profits from the one before
             began = time.perf_counter()
             steps: list[Step] = list(
-                decode(
+                decode_one(
                     target, make(), make_verifier("greedy", Sampling()), prompt, max_new_tokens=length, budget=budget,
                     stop_tokens=model.stop_tokens,
                 )
@@ -132,8 +132,8 @@ def decoding(model: LanguageModel, prompts: list[list[int]], length: int) -> Non
                 total[name][2] += sum(len(step.draft) for step in steps)
                 outside[name].append((spent[name] - sum(step.forward_seconds for step in steps)) / len(steps))
         if number:  # the first round warms everything up
-            for name, one in spent.items():
-                seconds[name].append(one / len(expected))
+            for name, took in spent.items():
+                seconds[name].append(took / len(expected))
     print(f"\n{len(prompts)} prompts, at most {length} tokens")
     print("method      | tokens/s | x generate |  x none | drafted/step | outside the pass | same text")
     for name, each in seconds.items():

@@ -27,11 +27,12 @@ import numpy as np
 from suffix import VOCABULARY, synthetic
 
 from specds.datastore.corpus import Document, add_documents
+from specds.datastore.creation import make_store
 from specds.datastore.dense import DenseIndex
 from specds.datastore.dense_segment import Keys, write_segment
 from specds.datastore.manifest import Identity, Manifest
 from specds.datastore.normalizer import Normalizer
-from specds.datastore.store import Store, make_store, open_store
+from specds.datastore.store import Store, open_store
 
 _CHILD = """
 import json, pathlib, sys, time
@@ -122,7 +123,7 @@ def grow(path: Path, tokens: int, added: int, memory: str | None) -> None:
         store.suffix_index()
         indexed.append(time.perf_counter() - between)
         opened.append(between - began)
-    whole = statistics.median(one + other for one, other in zip(opened, indexed, strict=True))
+    whole = statistics.median(opening + indexing for opening, indexing in zip(opened, indexed, strict=True))
     print(f"opening: {whole * 1e3:.1f} ms, of which the index {statistics.median(indexed) * 1e3:.2f}")
     check_edges(store)
 
@@ -137,7 +138,7 @@ def describe(store: Store) -> str:
 def check_edges(store: Store) -> None:
     """The first and last tokens of every segment's first and last documents are found where they stand."""
     index = store.suffix_index()
-    found = 0
+    matches = 0
     for number, tokens in enumerate(index.parts.tokens):
         stops = np.flatnonzero(tokens[:2_000] == np.iinfo(tokens.dtype).max)
         ends = np.flatnonzero(tokens[-2_000:] == np.iinfo(tokens.dtype).max) + len(tokens) - 2_000
@@ -148,16 +149,16 @@ def check_edges(store: Store) -> None:
             assert (stop - 17) in positions[segments == number], (number, start, stop)
             drafted, parents, _ = index.continuations(match, 1, 64)
             assert int(tokens[stop - 1]) in drafted[parents == -1]
-            found += 1
-    print(f"edges: {found} documents at the ends of {len(index.parts.tokens)} segments found where they stand")
+            matches += 1
+    print(f"edges: {matches} documents at the ends of {len(index.parts.tokens)} segments found where they stand")
 
 
 def look_up(path: Path, keys: int) -> None:
     rng = np.random.default_rng(0)
     dims, width = 64, 576
     centres = rng.standard_normal((keys // 200, dims))
-    made = (centres[rng.integers(0, len(centres), keys)] + rng.standard_normal((keys, dims))).astype(np.float32)
-    made /= np.linalg.norm(made, axis=1, keepdims=True)
+    rows = (centres[rng.integers(0, len(centres), keys)] + rng.standard_normal((keys, dims))).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     components = np.linalg.qr(rng.standard_normal((width, dims)))[0].T.astype(np.float32)
     normalizer = Normalizer(np.zeros(width, np.float32), np.ones(width, np.float32), components, 1.0, keys)
     make_store(path, Manifest(Identity("synthetic", "0" * 64), VOCABULARY))
@@ -165,7 +166,7 @@ def look_up(path: Path, keys: int) -> None:
     about = {"index": "scann", "kept": "float32", "leaves": None, "search": 250}
     for kind in ("scann", "faiss"):
         with open_store(path).writer() as writer:
-            part = Keys([], keys, made, np.arange(keys), tokens)
+            part = Keys([], keys, rows, np.arange(keys), tokens)
             began = time.perf_counter()
             segment = write_segment(
                 writer, [part], normalizer, Identity("m", "0"), about | {"index": kind}, lambda *stage: None
@@ -175,7 +176,7 @@ def look_up(path: Path, keys: int) -> None:
         store = open_store(path)
         stored = sum(store.manifest.files[name].size for name in store.manifest.files_of(segment)) / keys
         index = DenseIndex.open(path, [segment])
-        states = made[rng.integers(0, keys, 2_000)] + 0.05 * rng.standard_normal((2_000, dims))
+        states = rows[rng.integers(0, keys, 2_000)] + 0.05 * rng.standard_normal((2_000, dims))
         compare(kind, index, list((states @ components).astype(np.float32)))
         print(
             f"  {keys:,} keys: built and measured in {seconds:.0f} s, {stored:.0f} bytes a key, "
@@ -214,7 +215,7 @@ def interleaved(calls: list[Callable[[np.ndarray], object]], queries: list[np.nd
                 call(query)
                 if counted:
                     times[place].append((time.perf_counter_ns() - began) / 1e3)
-    return [statistics.median(one) for one in times]
+    return [statistics.median(times_of) for times_of in times]
 
 
 def embed(tokens: int) -> None:
@@ -228,7 +229,7 @@ def embed(tokens: int) -> None:
     text = synthetic(tokens, 0)
     cuts = np.sort(rng.choice(tokens, tokens // 300, replace=False))
     parts = [part[part < VOCABULARY] for part in np.split(text, cuts)]
-    documents = sorted(((n, part) for n, part in enumerate(parts) if len(part)), key=lambda one: -len(one[1]))
+    documents = sorted(((n, part) for n, part in enumerate(parts) if len(part)), key=lambda pair: -len(pair[1]))
     normalizer = Normalizer(
         np.zeros(576, np.float32), np.ones(576, np.float32), np.eye(64, 576, dtype=np.float32), 1.0, 1
     )

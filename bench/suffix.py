@@ -22,8 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
+from specds.datastore.continuations import continuation_tree
 from specds.datastore.suffix_array import build_suffix_array
-from specds.datastore.suffix_lookup import Parts, continuation_tree, longest_match, separator
+from specds.datastore.suffix_match import longest_match
+from specds.datastore.suffix_parts import Parts, separator
 
 VOCABULARY = 49_152
 

@@ -88,7 +88,13 @@ class Watched(Drafter):
 
 @compiled
 def _judged(tokens: Any, parents: Any, text: Any, at: int, rows: Any, right: Any) -> int:
-    """The nodes whose parent stands in the text, and which of them do; returns how many."""
+    """The nodes whose parent stands in the text, and which of them do; returns how many.
+
+    Args:
+        tokens, parents: integers [k], a draft; a parent of -1 is the root.
+        text: integers [n]; `at` is where the draft's first token would stand.
+        rows, right: integers [k] and bool[k], which are written.
+    """
     node, count, start = -1, 0, 0
     while at < len(text):
         following = -1
@@ -176,7 +182,10 @@ def collect(
             continue
         finally:
             engine.wrap = None
-        turns = [judge(one.kept, [*turn.prompt, *turn.tokens]) for turn, one in zip(answer.turns, watched, strict=True)]
+        turns = [
+            judge(watcher.kept, [*turn.prompt, *turn.tokens])
+            for turn, watcher in zip(answer.turns, watched, strict=True)
+        ]
         right = np.concatenate([outcomes for _, outcomes in turns])
         features = np.concatenate([seen for seen, _ in turns])
         state.nodes.append(Nodes(features, right, np.zeros(len(right), np.int32)))
@@ -269,10 +278,11 @@ def _ensemble(forest: Any) -> Ensemble:
 
 @compiled
 def _odds(ensemble: Any, features: Any) -> Any:
-    found = np.empty(len(features))
+    """float64[n]: the log-odds of each row of features, float32[n, columns]."""
+    odds = np.empty(len(features))
     for row in range(len(features)):
-        found[row] = log_odds(ensemble, features[row])
-    return found
+        odds[row] = log_odds(ensemble, features[row])
+    return odds
 
 
 def chances(ensemble: Ensemble, features: NDArray[np.float32]) -> NDArray[np.float64]:

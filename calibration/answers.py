@@ -12,8 +12,9 @@ from specds.errors import InputError, PromptError
 from specds.printing import is_unicode
 from specds.reading.conversation import Conversation
 from specds.reading.examples import Example, read_examples
+from specds.reading.input_file import check_file, shown
+from specds.reading.lines import lines
 from specds.reading.prompts import BadRow, Prompt
-from specds.reading.rows import check_file, lines, shown
 from specds.tokenizer import Tokenizer
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specds.datastore.corrections import add_to_table, calibrating, check_pair, read_table
-from specds.datastore.store import provenance
+from specds.datastore.provenance import provenance
 from specds.decode.engine import Engine
 from specds.errors import PromptError
 from specds.reading.prompts import BadRow, Prompt
@@ -142,7 +142,7 @@ def _digest(engine: Engine, prompt: Prompt, max_new_tokens: int) -> str:
     """Of a prompt and all that its counts depend on, beside the pair."""
     sampling = engine.sampling
     parts = [
-        [prompt.turns, prompt.raw],
+        prompt.content,
         [sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed],
         sorted(engine.method.options.items()),
         [str(path.resolve()) for path in engine.method.paths],

@@ -9,7 +9,7 @@ import numpy as np
 
 from specds.calibration.trace import read_trace
 from specds.errors import InputError
-from specds.reading.rows import shown
+from specds.reading.input_file import shown
 
 _COLUMNS = (
     "prompt",
@@ -181,7 +181,7 @@ def pass_line(passes: Any, took: Any) -> tuple[float, float]:
         return 0.0, 0.0
     if np.ptp(passes[:, 1]) == 0:
         return float(took.mean()), 0.0
-    (one, more), *_ = np.linalg.lstsq(passes, took, rcond=None)
-    if more < 0 or one <= 0:
+    (single, more), *_ = np.linalg.lstsq(passes, took, rcond=None)
+    if more < 0 or single <= 0:
         return float(took.mean()), 0.0
-    return float(one), float(more)
+    return float(single), float(more)

@@ -94,11 +94,11 @@ class Shared:
         """What the model says to an answer."""
         key = answer, captures, logits
         if key not in self._readings:
-            made = read(self.target(ANSWER, captures), answer.prompt, answer.tokens, logits=logits)
-            if made.size > self._room:
-                return made
-            self._room -= made.size
-            self._readings[key] = made
+            fresh = read(self.target(ANSWER, captures), answer.prompt, answer.tokens, logits=logits)
+            if fresh.size > self._room:
+                return fresh
+            self._room -= fresh.size
+            self._readings[key] = fresh
         return self._readings[key]
 
 
@@ -135,14 +135,14 @@ class Replay:
         self._curve = curve
         self._shared = shared or Shared(model, runtime)
         self._methods = [_Drafting(method, curve, self._shared) for method in methods]
-        reading = [one for one in self._methods if one.passes == ANSWER]
-        self._captures = [one.captures for one in reading]
-        self._logits = any(one.needs & {Signal.TOPK, Signal.ENTROPY} for one in reading)
+        reading = [drafting for drafting in self._methods if drafting.passes == ANSWER]
+        self._captures = [drafting.captures for drafting in reading]
+        self._logits = any(drafting.needs & {Signal.TOPK, Signal.ENTROPY} for drafting in reading)
 
     @property
     def passes(self) -> dict[str, str]:
         """How often the model will run, by method."""
-        return {one.method.name: one.passes for one in self._methods}
+        return {drafting.method.name: drafting.passes for drafting in self._methods}
 
     def of(self, answer: Recorded) -> list[Replayed]:
         """What every method would have done, in order."""
@@ -178,10 +178,10 @@ class Replay:
             readings[captures] = self._shared.reading(answer, captures, self._logits)
         return RecordedTarget(answer.text, len(answer.prompt), readings[captures])
 
-    def _union(self, own: Captures) -> Captures:
+    def _union(self, wanted: Captures) -> Captures:
         """What one pass over an answer hands over: all that anybody asks for, except for the states of two layers."""
-        layer = own.layer or max(captures.layer for captures in self._captures)
-        hidden, top = (any(one) for one in zip(*((each.hidden, each.top) for each in self._captures), strict=True))
+        layer = wanted.layer or max(captures.layer for captures in self._captures)
+        hidden, top = (any(asked) for asked in zip(*((each.hidden, each.top) for each in self._captures), strict=True))
         return Captures(hidden, layer, top)
 
 
@@ -233,9 +233,9 @@ def replay(
     runtime: str = "auto",
 ) -> Iterator[Replayed]:
     """Every method on every answer, answer by answer. See `Replay`."""
-    made = Replay(model, methods, curve=curve, runtime=runtime)
+    prepared = Replay(model, methods, curve=curve, runtime=runtime)
     for answer in answers:
-        yield from made.of(answer)
+        yield from prepared.of(answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,21 +291,21 @@ class Summary:
 
 def summarise(rows: Sequence[Replayed]) -> list[Summary]:
     """One summary a method, in the order of their first rows."""
-    found = []
+    summaries = []
     for method in dict.fromkeys(row.method for row in rows):
-        own = [row for row in rows if row.method == method]
-        known = own[0].seconds is not None
-        found.append(
+        replayed = [row for row in rows if row.method == method]
+        known = replayed[0].seconds is not None
+        summaries.append(
             Summary(
                 method,
-                own[0].passes,
-                len(own),
-                sum((row.counters for row in own), Counters()),
-                sum(row.seconds or 0.0 for row in own) if known else None,
-                sum(row.plain_seconds or 0.0 for row in own) if known else None,
+                replayed[0].passes,
+                len(replayed),
+                sum((row.counters for row in replayed), Counters()),
+                sum(row.seconds or 0.0 for row in replayed) if known else None,
+                sum(row.plain_seconds or 0.0 for row in replayed) if known else None,
             )
         )
-    return found
+    return summaries
 
 
 def _plain_seconds(curve: CostCurve, answer: Recorded) -> float:

@@ -63,7 +63,7 @@ def choose_skip(
     """
     inner = range(1, layers - 1)
     rounds = max(1, len(inner) // 2)
-    found: list[Choice] = []
+    choices: list[Choice] = []
     skip: frozenset[int] = frozenset()
     for number in range(rounds):
         candidates = [skip | {layer} for layer in inner if layer not in skip]
@@ -72,12 +72,12 @@ def choose_skip(
         agreed, cost = _judge(target, prompts, tokens, candidates)
         best = int(np.argmax(agreed))
         skip = candidates[best]
-        found.append(Choice(skip, float(agreed[best]), cost, *_speed(float(agreed[best]), cost, curve)))
+        choices.append(Choice(skip, float(agreed[best]), cost, *_speed(float(agreed[best]), cost, curve)))
         progress(number + 1, rounds)
-        falling = [one.speed for one in found[-4:]]
+        falling = [choice.speed for choice in choices[-4:]]
         if len(falling) == 4 and falling == sorted(falling, reverse=True):
             break
-    return sorted(found, key=lambda one: -one.speed)
+    return sorted(choices, key=lambda choice: -choice.speed)
 
 
 def _judge(
@@ -88,20 +88,20 @@ def _judge(
     short, whole = [], []
     for prompt in prompts:
         slot = hold(target, prompt[:-1], len(prompt) + tokens + 1)
-        own = prompt[-1]
+        token = prompt[-1]
         for _ in range(tokens):
             guesses = []
             for candidate in candidates:
                 began = time.perf_counter()
-                guesses.append(_argmax(target.layer_skip(slot, own, 0, candidate)))
+                guesses.append(_argmax(target.layer_skip(slot, token, 0, candidate)))
                 short.append(time.perf_counter() - began)
             began = time.perf_counter()
-            following = _argmax(target.forward([Item.chain(slot, [own])]).logits[0])
+            following = _argmax(target.forward([Item.chain(slot, [token])]).logits[0])
             whole.append(time.perf_counter() - began)
             target.commit(slot, [0])
             agreed += np.array(guesses) == following
             positions += 1
-            own = following
+            token = following
         target.close(slot)
     return agreed / positions, float(np.median(short) / np.median(whole))
 

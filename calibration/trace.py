@@ -17,7 +17,8 @@ from specds.decode.pricing.curve import MOST_ROWS, Passes
 from specds.errors import InputError, OutputError
 from specds.files import open_journal, remove_tree, replacing, target_of
 from specds.parquet import reading, require_columns
-from specds.reading.rows import check_file, shown
+from specds.parquet_bounds import BoundedFile
+from specds.reading.input_file import check_file, shown
 
 _ROWS = 8_192
 _COUNTS = ("turn", "step", "position", "forward_pass", "pass_tokens", "drafted", "accepted", "committed")
@@ -117,7 +118,8 @@ class TraceWriter:
             for batch in self._old(wanted):
                 kept = kept.and_more(batch.column("forward_pass").to_pylist())
         except (ValueError, TypeError) as error:
-            raise OutputError(f"{self._path} is not a trace: its passes have no numbers", "choose another --trace") from error
+            hint = "choose another --trace"
+            raise OutputError(f"{self._path} is not a trace: its passes have no numbers", hint) from error
         try:
             kept = self._rows.keep(wanted, kept)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -186,7 +188,6 @@ class TraceWriter:
     def _old(self, wanted: _Wanted) -> Iterator[Any]:
         """The wanted rows of the finished trace that is there, if one is."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         if not self._target.exists():
             return
@@ -194,13 +195,13 @@ class TraceWriter:
         def refused(why: str) -> OutputError:
             return OutputError(f"{self._path} is not a trace: {why}", "choose another --trace")
 
-        with reading(refused), pq.ParquetFile(self._target) as old:
-            if not old.schema_arrow.equals(trace_schema()):
+        with reading(refused), self._target.open("rb") as stream, BoundedFile(stream) as old:
+            if not old.schema.equals(trace_schema()):
                 raise pa.ArrowInvalid("its columns are others")
-            for batch in old.iter_batches(_ROWS):
+            for batch in old.batches(trace_schema().names, _ROWS, whole=True):
                 columns = (batch.column(name).to_pylist() for name in ("prompt", "turn", "step"))
                 mask = [wanted.takes(*row) for row in zip(*columns, strict=True)]
-                yield batch.filter(pa.array(mask, pa.bool_()))
+                yield batch.filter(pa.array(mask, pa.bool_())).cast(trace_schema())
 
     def _refused(self, error: OSError) -> OutputError:
         return OutputError(f"cannot write the trace {self._path}: {error.strerror or error}", "check --trace")
@@ -268,7 +269,7 @@ class _Journal:
             yield rows
 
     def keep(self, wanted: _Wanted, kept: _Kept) -> _Kept:
-        """Cut off what follows the last wanted turn, and what a crash left of a turn; returns what stays, and `kept`."""
+        """Cut off what follows the last wanted turn, and what a crash left of a turn; returns all that stays."""
         import pyarrow as pa
 
         end = 0
@@ -305,11 +306,13 @@ def lacking(path: str) -> int:
     Raises:
         InputError: it cannot be read.
     """
-    import pyarrow.parquet as pq
-
     check_file(path)
-    with reading(lambda why: InputError(f"{shown(path)} is not a trace: {why}", _HINT)):
-        raw = (pq.read_schema(path).metadata or {}).get(_KEY, b"{}")
+    with (
+        reading(lambda why: InputError(f"{shown(path)} is not a trace: {why}", _HINT)),
+        Path(path).open("rb") as stream,
+        BoundedFile(stream) as file,
+    ):
+        raw = (file.schema.metadata or {}).get(_KEY, b"{}")
     try:
         lacks = json.loads(raw).get("lacks", 0)
     except (ValueError, AttributeError, RecursionError):
@@ -324,16 +327,14 @@ def read_trace(path: str, columns: Sequence[str]) -> list[dict[str, Any]]:
         InputError: it cannot be read, lacks a column, or a field is empty.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     def refused(why: str) -> InputError:
         return InputError(f"{shown(path)} is not a trace: {why}", _HINT)
 
     check_file(path)
-    with reading(refused):
-        with pq.ParquetFile(path) as file:
-            require_columns(file.schema_arrow, pa.schema([trace_schema().field(name) for name in columns]))
-        rows: list[dict[str, Any]] = pq.read_table(path, columns=list(columns)).to_pylist()
+    with reading(refused), Path(path).open("rb") as stream, BoundedFile(stream) as file:
+        require_columns(file.schema, pa.schema([trace_schema().field(name) for name in columns]))
+        rows = file.held(columns, _ROWS)
     for row in rows:
         if (problem := problem_of(row)) is not None:
             raise refused(problem)

@@ -152,13 +152,13 @@ def tune(
     chosen = {group: tried.best(_members(train, group)) for group in groups}
     wanted = {*defaults, *chosen.values(), *(tried.origin[setting] for setting in chosen.values())}
     tested = _Tried(rest, curve, shared, lambda done: None)
-    tested.run(sorted(wanted, key=lambda one: one.name))
-    found = [
+    tested.run(sorted(wanted, key=lambda setting: setting.name))
+    best = [
         _judge(group, setting, tried.origin[setting], defaults, tested, len(_prompts(train, group)), rest is not train)
         for group, setting in chosen.items()
     ]
     few = tuple((name, count) for name, count in judges.items() if count < LEAST_JUDGED)
-    return Tuning(tuple(found), len(tried.seconds), few)
+    return Tuning(tuple(best), len(tried.seconds), few)
 
 
 def _check_enough(judges: int, prompts: int, held_out: float) -> None:
@@ -193,19 +193,19 @@ class _Tried:
     def begin(self, settings: Sequence[Method]) -> None:
         """Replay settings that were changed from nothing."""
         self.run(settings)
-        self.origin.update({one: one for one in settings})
+        self.origin.update({setting: setting for setting in settings})
 
     def run(self, settings: Sequence[Method]) -> None:
         """Replay those that were not yet."""
-        new = [one for one in dict.fromkeys(settings) if one not in self.seconds]
+        new = [setting for setting in dict.fromkeys(settings) if setting not in self.seconds]
         if not new:
             return
         replay = Replay(self._shared.model, new, curve=self._curve, shared=self._shared)
         table = np.zeros((len(new), len(self.answers)))
         for place, answer in enumerate(self.answers):
-            for row, found in enumerate(replay.of(answer)):
-                table[row, place] = found.seconds
-                self.plain[place] = found.plain_seconds
+            for row, result in enumerate(replay.of(answer)):
+                table[row, place] = result.seconds
+                self.plain[place] = result.plain_seconds
         self.seconds.update(zip(new, table, strict=True))
         self._progress(len(self.seconds))
 
@@ -230,19 +230,19 @@ def _search(method: Method, tried: _Tried, trials: int) -> None:
     while moved:
         moved = False
         for name, values in axes.items():
-            others = [one for one in (_changed(best, name, value) for value in values) if one not in done]
-            others = [one for one in others if _allowed(one)][: max(0, trials - len(done))]
+            others = [setting for setting in (_changed(best, name, value) for value in values) if setting not in done]
+            others = [setting for setting in others if _allowed(setting)][: max(0, trials - len(done))]
             done.update(others)
             tried.run(others)
-            tried.origin.update({one: start for one in others if one not in tried.origin})
-            fastest = _fastest({one: tried.total(one) for one in (best, *others)})
+            tried.origin.update({setting: start for setting in others if setting not in tried.origin})
+            fastest = _fastest({setting: tried.total(setting) for setting in (best, *others)})
             best, moved = fastest, moved or fastest != best
 
 
 def _fastest(seconds: Mapping[Method, float]) -> Method:
     """Of settings that are as good as equally fast, the first: the nearest to the defaults."""
     least = min(seconds.values())
-    return next(setting for setting, one in seconds.items() if one <= least * _GAIN)
+    return next(setting for setting, spent in seconds.items() if spent <= least * _GAIN)
 
 
 def _changed(method: Method, name: str, value: str) -> Method:
@@ -291,9 +291,9 @@ def _judge(
     held_out: bool,
 ) -> Best:
     members = _members(tested.answers, group)
-    seconds = {one: tested.seconds[one][members] for one in (chosen, untuned, *defaults)}
-    default = min(defaults, key=lambda one: float(seconds[one].sum()))
-    answers = [answer for answer, one in zip(tested.answers, members, strict=True) if one]
+    seconds = {setting: tested.seconds[setting][members] for setting in (chosen, untuned, *defaults)}
+    default = min(defaults, key=lambda setting: float(seconds[setting].sum()))
+    answers = [answer for answer, member in zip(tested.answers, members, strict=True) if member]
     margin = _margin(answers, seconds[chosen], seconds[default])
     setting, rejected = chosen, None
     if chosen != default and margin.low < 1:
@@ -316,34 +316,35 @@ def _judge(
     )
 
 
-def _margin(answers: Sequence[Recorded], own: NDArray[np.float64], usual: NDArray[np.float64]) -> Margin:
+def _margin(answers: Sequence[Recorded], chosen: NDArray[np.float64], usual: NDArray[np.float64]) -> Margin:
     """How often as fast the first is as the second. Turns of a prompt go together."""
-    names = {name: place for place, name in enumerate(dict.fromkeys((one.group, one.id) for one in answers))}
+    names = {name: place for place, name in enumerate(dict.fromkeys((answer.group, answer.id) for answer in answers))}
     places = [names[answer.group, answer.id] for answer in answers]
     sums = np.zeros((2, len(names)))
-    for row, seconds in enumerate((own, usual)):
+    for row, seconds in enumerate((chosen, usual)):
         np.add.at(sums[row], places, seconds)
     drawn = np.random.default_rng(0).integers(0, len(names), (_RESAMPLES, len(names)))
     low, high = np.percentile(sums[1][drawn].sum(axis=1) / sums[0][drawn].sum(axis=1), _SURE)
-    return Margin(float(usual.sum() / own.sum()), float(low), float(high))
+    return Margin(float(usual.sum() / chosen.sum()), float(low), float(high))
 
 
 def summary(tuning: Tuning) -> list[Mapping[str, Any]]:
     """As JSON."""
     return [
         {
-            "group": one.group,
-            "setting": one.setting.name,
-            "untuned": one.untuned.name,
-            "default": one.default.name,
-            "prompts": one.prompts,
-            "held_out": one.held_out,
-            "tokens_per_second": one.tokens_per_second,
-            "untuned_tokens_per_second": one.untuned_tokens_per_second,
-            "default_tokens_per_second": one.default_tokens_per_second,
-            "plain_tokens_per_second": one.plain_tokens_per_second,
-            "margin": asdict(one.margin),
-            "rejected": one.rejected and {"setting": one.rejected.setting.name, "margin": asdict(one.rejected.margin)},
+            "group": best.group,
+            "setting": best.setting.name,
+            "untuned": best.untuned.name,
+            "default": best.default.name,
+            "prompts": best.prompts,
+            "held_out": best.held_out,
+            "tokens_per_second": best.tokens_per_second,
+            "untuned_tokens_per_second": best.untuned_tokens_per_second,
+            "default_tokens_per_second": best.default_tokens_per_second,
+            "plain_tokens_per_second": best.plain_tokens_per_second,
+            "margin": asdict(best.margin),
+            "rejected": best.rejected
+            and {"setting": best.rejected.setting.name, "margin": asdict(best.rejected.margin)},
         }
-        for one in tuning.best
+        for best in tuning.best
     ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 from specds.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def build_dense(
     from specds.cli.render import bar, note
     from specds.datastore.store import open_store
 
-    limit = options.size("memory", memory)
+    limit = values.size("memory", memory)
     # Before the weights are loaded: what is not a valid store, or one of another tokenizer, is refused at once.
-    options.require_stores([store])
+    values.require_stores([store])
     open_store(store, model.tokenizer())
     language_model = model.load(weights=True)
 

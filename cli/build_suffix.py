@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specds.cli import options
+from specds.cli import options, values
 
 
 def build_suffix(
@@ -25,7 +25,7 @@ def build_suffix(
 
     began = time.perf_counter()
     opened = open_store(store)
-    limit = options.size("memory", memory)
+    limit = values.size("memory", memory)
     with bar("sorting suffixes", opened.manifest.tokens, "tokens/s") as update:
         built = run(opened, memory=limit, progress=lambda done, total: update(done, total, -1.0))
     if not built:
@@ -33,6 +33,7 @@ def build_suffix(
         return
     manifest = open_store(store).manifest
     note(
-        f"{store}: sorted {sum(one.tokens for one in built):,} tokens in {time.perf_counter() - began:.1f} s; "
-        f"the suffix index has {sum(one.tokens for one in manifest.suffix):,}, in {len(manifest.suffix)} segments"
+        f"{store}: sorted {sum(segment.tokens for segment in built):,} tokens in {time.perf_counter() - began:.1f} s; "
+        f"the suffix index has {sum(segment.tokens for segment in manifest.suffix):,}, "
+        f"in {len(manifest.suffix)} segments"
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 
 
 def calibrate_csd(
@@ -38,10 +38,10 @@ def calibrate_csd(
     from specds.errors import UsageError
 
     picking = sampling.sampling()
-    budget = options.budget(str(decoding.budget))
+    budget = values.budget(str(decoding.budget))
     if not budget:
         raise UsageError(f"--budget is {decoding.budget}", "a number, 1 or more: what is counted is to be repeatable")
-    options.require_stores(decoding.store)
+    values.require_stores(decoding.store)
     if output.exists():
         read_table(output)
     language_model = target.target()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 
 
 def calibrate_drafts(
@@ -35,7 +35,7 @@ def calibrate_drafts(
     """
     from specds.calibration.acceptance import LOOKED_AT, Collected, Nodes, collect, fit
     from specds.cli.render import acceptance_table, bar, note
-    from specds.datastore.store import provenance
+    from specds.datastore.provenance import provenance
     from specds.decode.auto.acceptance import calibration_path
     from specds.decode.engine import Engine
     from specds.decode.method import Method
@@ -48,7 +48,7 @@ def calibrate_drafts(
     # As `--budget auto` has it, which is what the probabilities are for.
     chosen_options = {"session": "yes", **drafting.settings()}
     picking = sampling.sampling()
-    options.require_stores(drafting.store)
+    values.require_stores(drafting.store)
     language_model = target.target()
     draft_model = drafting.drafting(target)
     with options.reading(language_model, quiet):
@@ -64,19 +64,19 @@ def calibrate_drafts(
         note(f"prompt {name}: {error}")
     if not state.nodes:
         raise UsageError("no prompt could be answered", "see the errors above")
-    made = provenance()
+    now = provenance()
     about = {
         "model": language_model.name,
         "fingerprint": language_model.fingerprint,
         "tokens": state.tokens,
         "steps": state.steps,
-        "command": made.command,
-        "version": made.version,
-        "date": made.date,
+        "command": now.command,
+        "version": now.version,
+        "date": now.date,
     }
-    found = fit(Nodes.join(state.nodes), about)
-    found.save(path)
+    acceptance = fit(Nodes.join(state.nodes), about)
+    acceptance.save(path)
     if not quiet:
-        acceptance_table(str(path), found, stderr=True)
+        acceptance_table(str(path), acceptance, stderr=True)
     if state.failed:
         raise typer.Exit(1)

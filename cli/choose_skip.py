@@ -43,17 +43,20 @@ def choose_skip(
     texts = [Conversation(row).tokens(language_model.tokenizer) for row in rows[:limit]]
     curve = measurement.known(decoder, language_model, runtime)
     with bar("searching", None) as update:
-        found = choose_skip(
+        choices = choose_skip(
             decoder, texts, max_new_tokens, layers, curve, lambda done, total: update(done, total, -1.0)
         )
     comparison(
         f"layers left out of {layers}, over {len(texts)} prompts of {max_new_tokens} tokens",
         ("layers", "agreement", "cost", "γ", "expected speed"),
-        [(one.name, f"{one.agreement:.1%}", f"{one.cost:.2f}", f"{one.gamma}", f"{one.speed:.2f} ×") for one in found],
+        [
+            (choice.name, f"{choice.agreement:.1%}", f"{choice.cost:.2f}", f"{choice.gamma}", f"{choice.speed:.2f} ×")
+            for choice in choices
+        ],
     )
-    if found[0].speed < 1:
+    if choices[0].speed < 1:
         note(
             "note: none of them is expected to be faster than plain decoding here; a retrieving drafter costs nothing "
             "to draft"
         )
-    print(found[0].name)
+    print(choices[0].name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specds.cli import options
+from specds.cli import options, values
 
 
 def compact(
@@ -17,10 +17,10 @@ def compact(
     [dim]specds compact code.ds[/dim]
     """
     from specds.cli.render import note, working
-    from specds.datastore.rewriting import compact as run
+    from specds.datastore.compaction import compact as run
     from specds.datastore.store import open_store
 
-    limit = options.size("memory", memory)
+    limit = values.size("memory", memory)
     opened = open_store(store)
     before = opened.size()
     with working("compacting"):

@@ -27,14 +27,14 @@ def compare(
 
     from specds.calibration.bench.compare import compare as read
 
-    found = read(first, second)
+    comparison = read(first, second)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(comparison))
     else:
-        _comparison(found)
+        _comparison(comparison)
 
 
-def _comparison(found: dict[str, Any]) -> None:
+def _comparison(record: dict[str, Any]) -> None:
     """What `specds compare` shows. Goes to stdout: it is what was asked for."""
     from rich.markup import escape
     from rich.table import Table
@@ -42,12 +42,12 @@ def _comparison(found: dict[str, Any]) -> None:
     from specds.cli.render import interval, screen
 
     out = screen(stderr=False)
-    for path, valid in zip(found["results"], found["valid"], strict=True):
+    for path, valid in zip(record["results"], record["valid"], strict=True):
         out.print(escape(printable(path)) + ("" if valid else "  [red]not valid[/red]"))
-    for what, changes in found["changed"].items():
-        for name, (one, other) in changes.items():
-            out.print(f"{what}: {escape(printable(f'{name}: {_brief(one)} → {_brief(other)}'))}")
-    for what, (first, second) in found["only"].items():
+    for what, changes in record["changed"].items():
+        for name, (before, after) in changes.items():
+            out.print(f"{what}: {escape(printable(f'{name}: {_brief(before)} → {_brief(after)}'))}")
+    for what, (first, second) in record["only"].items():
         for names, which in ((first, "first"), (second, "second")):
             if names:
                 out.print(f"{what} only in the {which}: {escape(printable(', '.join(names)))}")
@@ -55,14 +55,14 @@ def _comparison(found: dict[str, Any]) -> None:
     for name in ("group", "method", "× plain", "", "intervals", "MAT", "", "tokens/s", "", "second / first"):
         table.add_column(name, justify="left" if name in ("group", "method", "intervals") else "right", no_wrap=True)
     words = {True: "overlap", False: "apart", None: "–"}
-    for row in found["groups"]:
+    for row in record["groups"]:
         table.add_row(
             escape(printable(row["group"])),
             escape(printable(row["method"])),
-            *(interval(one, 2) for one in row["speedup"]),
+            *(interval(figure, 2) for figure in row["speedup"]),
             words[row["overlap"]["speedup"]],
-            *(f"{one['value']:.2f}" if one else "–" for one in row["mat"]),
-            *(f"{one['value']:.1f}" for one in row["tokens_per_second"]),
+            *(f"{figure['value']:.2f}" if figure else "–" for figure in row["mat"]),
+            *(f"{figure['value']:.1f}" for figure in row["tokens_per_second"]),
             interval(row["paired"], 2),
         )
     out.print(table)

@@ -51,15 +51,21 @@ def dedupe(
         with working("rewriting"):
             rewrite(
                 opened,
-                lambda one: () if one.doc_id in gone else cuts[one.doc_id].apply(one) if one.doc_id in cuts else (one,),
+                lambda document: (
+                    ()
+                    if document.doc_id in gone
+                    else cuts[document.doc_id].apply(document)
+                    if document.doc_id in cuts
+                    else (document,)
+                ),
                 f"removed {len(gone)} copies and cut {len(cuts)} documents",
             )
-    found = {"copies": copies.saved, "boilerplate": shared.saved if shared else {}}
+    saved_by = {"copies": copies.saved, "boilerplate": shared.saved if shared else {}}
     if json:
-        emit({"store": str(store), "dry_run": dry_run} | savings(found))
+        emit({"store": str(store), "dry_run": dry_run} | savings(saved_by))
         return
-    for name, saved in found.items():
-        documents, tokens = (sum(getattr(one, what) for one in saved.values()) for what in ("documents", "tokens"))
+    for name, saved in saved_by.items():
+        documents, tokens = (sum(getattr(count, what) for count in saved.values()) for what in ("documents", "tokens"))
         if name == "copies" or boilerplate:
             share = tokens / max(opened.manifest.tokens, 1)
             what = "would save" if dry_run else "saved"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 
 if TYPE_CHECKING:
     from specds.datastore.store import Store
     from specds.decode.answering import Answer
+    from specds.decode.engine import Engine
     from specds.model import LanguageModel
+    from specds.reading.prompts import Prompt
 
 # Logits of two float32 runtimes differ by less than this.
 _NEAR_TIE = 1e-3
@@ -37,58 +40,22 @@ def demo(
     and speed against plain decoding on the same runtime and against transformers' own generate, and whether
     the texts are the same, token for token.
     """
-    import time
-
     from specds.caches import cache_directory
-    from specds.cli.render import comparison, note, working
-    from specds.reading.conversation import Conversation
+    from specds.cli.render import comparison, note
     from specds.reading.prompts import Prompt, read_prompts
 
-    most = options.budget(budget)
+    most = values.budget(budget)
     language_model = target.target()
-
-    from specds.decode.assembly import drafter_class
-    from specds.decode.contracts import Use
-    from specds.decode.drafters import DRAFTERS
-    from specds.decode.engine import Engine
-    from specds.decode.method import Method
-    from specds.reference import generate_plain
-
     path = (output or cache_directory("demo")) / f"assistant-{language_model.fingerprint[:8]}.ds"
     path.parent.mkdir(parents=True, exist_ok=True)
     store = _filled(path, language_model)
     asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:limit]
     note(f"4. decode: {len(asked)} new prompts, greedy, at most {max_new_tokens} tokens each, drafter after drafter")
-    drafters = {name: drafter_class(name) for name in DRAFTERS}
-    # A model that drafts for itself is worth its time where it has many more layers than this one.
-    engines = {
-        name: Engine(
-            language_model,
-            Method(name, stores=(store,) if kind.indexes else (), budget=most),
-            runtime=target.runtime,
-        )
-        for name, kind in drafters.items()
-        if kind.draft_model is not Use.ALWAYS
-    }
-    answers: dict[str, list[Answer]] = {name: [] for name in engines}
-    reference: list[tuple[list[int], float]] = []
-    with working("decoding"):
-        # One unmeasured answer each, for what is compiled or allocated on first use.
-        for engine in engines.values():
-            engine.answer(asked[0], 8)
-        # Interleaved by prompt: every method meets the machine in the same mood.
-        for prompt in asked:
-            tokens = Conversation(prompt).tokens(language_model.tokenizer)
-            began = time.perf_counter()
-            text = generate_plain(language_model, tokens, max_new_tokens)
-            reference.append((text, time.perf_counter() - began))
-            for name, engine in engines.items():
-                answers[name].append(engine.answer(prompt, max_new_tokens))
-    rows = _rows(answers, reference)
+    answers, reference = _decoded(_engines(language_model, store, most, target.runtime), asked, max_new_tokens)
     comparison(
         f"{language_model.name}, {len(asked)} prompts, {sum(len(tokens) for tokens, _ in reference):,} tokens",
         ("method", "MAT", "acceptance", "tokens/s", "× plain", "× generate", "same text"),
-        rows,
+        _rows(answers, reference),
     )
     note("× is time per token against plain decoding on this runtime, and against transformers' generate.")
     differences = _differences(language_model, answers, reference)
@@ -107,8 +74,9 @@ def _filled(path: Path, model: LanguageModel) -> Store:
     from specds.cli.render import bar, note, working
     from specds.datastore.build_dense import build_dense
     from specds.datastore.build_suffix import build_suffix
+    from specds.datastore.creation import create_store
     from specds.datastore.generation import GenerationOptions, generate
-    from specds.datastore.store import create_store, open_store
+    from specds.datastore.store import open_store
     from specds.reading.prompts import read_prompts
 
     corpus = list(read_prompts([str(_PROMPTS / "corpus.jsonl")]))
@@ -129,16 +97,61 @@ def _filled(path: Path, model: LanguageModel) -> Store:
     return open_store(path, model.tokenizer)
 
 
+def _engines(model: LanguageModel, store: Store, budget: int | None, runtime: str) -> dict[str, Engine]:
+    """An engine with each drafter, but for those that want a draft model."""
+    from specds.decode.assembly import drafter_class
+    from specds.decode.contracts import Use
+    from specds.decode.drafters import DRAFTERS
+    from specds.decode.engine import Engine
+    from specds.decode.method import Method
+
+    drafters = {name: drafter_class(name) for name in DRAFTERS}
+    # A model that drafts for itself is worth its time where it has many more layers than this one.
+    return {
+        name: Engine(model, Method(name, stores=(store,) if kind.indexes else (), budget=budget), runtime=runtime)
+        for name, kind in drafters.items()
+        if kind.draft_model is not Use.ALWAYS
+    }
+
+
+def _decoded(
+    engines: dict[str, Engine], asked: Sequence[Prompt], max_new_tokens: int
+) -> tuple[dict[str, list[Answer]], list[tuple[list[int], float]]]:
+    """Each engine's answers, and for each prompt the tokens of transformers' generate with the seconds they took."""
+    import time
+
+    from specds.cli.render import working
+    from specds.reading.conversation import Conversation
+    from specds.reference import generate_plain
+
+    answers: dict[str, list[Answer]] = {name: [] for name in engines}
+    reference: list[tuple[list[int], float]] = []
+    with working("decoding"):
+        # One unmeasured answer each, for what is compiled or allocated on first use.
+        for engine in engines.values():
+            engine.answer(asked[0], 8)
+        # Interleaved by prompt: every method meets the machine in the same mood.
+        for prompt in asked:
+            model = engines["none"].model
+            tokens = Conversation(prompt).tokens(model.tokenizer)
+            began = time.perf_counter()
+            text = generate_plain(model, tokens, max_new_tokens)
+            reference.append((text, time.perf_counter() - began))
+            for name, engine in engines.items():
+                answers[name].append(engine.answer(prompt, max_new_tokens))
+    return answers, reference
+
+
 def _rows(answers: dict[str, list[Answer]], reference: list[tuple[list[int], float]]) -> list[list[str]]:
     from specds.decode.counters import Counters
 
-    totals = {name: sum((one.counters for one in given), Counters()) for name, given in answers.items()}
+    totals = {name: sum((answer.counters for answer in given), Counters()) for name, given in answers.items()}
     seconds = sum(spent for _, spent in reference)
     tokens = sum(len(text) for text, _ in reference)
     plain, generated = totals["none"].tokens_per_second, tokens / seconds
     rows = [["transformers generate", "1.00", "–", f"{generated:.1f}", f"{generated / plain:.2f}", "1.00", "–"]]
     for name, total in totals.items():
-        texts = [[token for turn in one.turns for token in turn.tokens] for one in answers[name]]
+        texts = [[token for turn in answer.turns for token in turn.tokens] for answer in answers[name]]
         same = sum(text == expected for text, (expected, _) in zip(texts, reference, strict=True))
         rows.append(
             [
@@ -166,7 +179,7 @@ def _differences(
             text = list(answer.turns[0].tokens)
             if text != expected:
                 pairs = zip([*text, -1], [*expected, -1], strict=False)
-                at = next(number for number, (one, other) in enumerate(pairs) if one != other)
+                at = next(number for number, (token, expected_token) in enumerate(pairs) if token != expected_token)
                 margin = lead(model, [*answer.turns[0].prompt, *expected[:at]])
                 line = f"{name}, prompt {answer.id}: token {at} differs; the best led by {margin:.4f} logits"
                 lines.append((line, margin))

@@ -30,13 +30,13 @@ def diff(
 
     first, second = open_store(one), open_store(other)
     with working("reading"):
-        found = difference(first, second)
-    record = {"stores": [str(one), str(other)], **found.record(top)}
+        report = difference(first, second)
+    record = {"stores": [str(one), str(other)], **report.record(top)}
     if as_json:
         emit(record)
     else:
         _difference(record)
-    if not found.same_contents:
+    if not report.same_contents:
         raise typer.Exit(1)
 
 
@@ -49,9 +49,9 @@ def _difference(raw: dict[str, Any]) -> None:
     out = screen(stderr=False)
     record = escaped(raw)
     one, other = record["stores"]
-    for name, pair in (("tokenizer", [[one] for one in record["tokenizers"]]), ("model", record["models"])):
-        first, second = (", ".join(f"{one['name']} ({one['fingerprint'][:16]})" for one in side) for side in pair)
-        same = sorted(one["fingerprint"] for one in pair[0]) == sorted(one["fingerprint"] for one in pair[1])
+    for name, pair in (("tokenizer", [[tokenizer] for tokenizer in record["tokenizers"]]), ("model", record["models"])):
+        first, second = (", ".join(f"{part['name']} ({part['fingerprint'][:16]})" for part in side) for side in pair)
+        same = sorted(part["fingerprint"] for part in pair[0]) == sorted(part["fingerprint"] for part in pair[1])
         out.print(
             f"{name:10} {first or 'none'}" if same else f"{name:10} differs: {first or 'none'}; {second or 'none'}"
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 from specds.printing import printable
 
 if TYPE_CHECKING:
@@ -49,16 +49,18 @@ def evaluate(
 
     if not prompts.prompts and answers is None:
         raise UsageError("neither --prompts nor --answers is given", "say what the store is to be good for")
-    sizes = options.numbers("--budgets", budgets)
-    curve = options.cost_curve(cost)
+    sizes = values.numbers("--budgets", budgets)
+    curve = values.cost_curve(cost)
     # Before the weights are loaded: what is not a valid store, or one of another tokenizer, is refused at once.
-    options.require_stores([store])
+    values.require_stores([store])
     open_store(store, target.tokenizer())
     language_model = target.target()
     opened = open_store(store, language_model.tokenizer)
     kinds = ["suffix"] if no_dense else ["suffix", "dense"]
     foreign = [
-        one for one in opened.manifest.dense if one.model and one.model.fingerprint != language_model.fingerprint
+        segment
+        for segment in opened.manifest.dense
+        if segment.model and segment.model.fingerprint != language_model.fingerprint
     ]
     if foreign and not no_dense:
         kinds.remove("dense")
@@ -72,12 +74,12 @@ def evaluate(
     elif answers is None:
         recorded = _written(language_model, opened, prompts, max_new_tokens, target.runtime)
     else:
-        recorded = options.recorded(answers, prompts, language_model, most=max_new_tokens)
+        recorded = values.recorded(answers, prompts, language_model, most=max_new_tokens)
     fitting = [turn for turn in recorded.turns if len(turn.text) <= language_model.context_length]
     if len(fitting) < len(recorded.turns):
         note(f"note: {len(recorded.turns) - len(fitting):,} answers are longer than the model's context; left out")
     with bar("evaluating", len(fitting)) as update:
-        found = evaluated(
+        evaluation = evaluated(
             opened,
             fitting,
             language_model,
@@ -89,9 +91,9 @@ def evaluate(
             progress=lambda done: update(done, None, -1.0),
         )
     if as_json:
-        emit({"store": str(store), **found.record()})
+        emit({"store": str(store), **evaluation.record()})
     else:
-        _tables(str(store), found)
+        _tables(str(store), evaluation)
 
 
 _LENGTH = 128
@@ -137,7 +139,7 @@ def _written(
     return Answers(tuple(turns), failed)
 
 
-def _tables(name: str, found: Evaluation) -> None:
+def _tables(name: str, evaluation: Evaluation) -> None:
     """What `specds evaluate` found. Goes to stdout: it is what was asked for."""
     from rich.markup import escape
     from rich.table import Table
@@ -145,35 +147,35 @@ def _tables(name: str, found: Evaluation) -> None:
     from specds.cli.render import screen
 
     out = screen(stderr=False)
-    out.print(f"[bold]{escape(printable(name))}[/bold] on {found.answers:,} answers, {found.tokens:,} tokens")
+    out.print(f"[bold]{escape(printable(name))}[/bold] on {evaluation.answers:,} answers, {evaluation.tokens:,} tokens")
     table = Table("index", "budget", title="predicted", title_justify="left", box=None, padding=(0, 2, 0, 2))
-    for column in ("MAT", "acceptance", "per node", *(["× plain"] if _has_speed(found) else [])):
+    for column in ("MAT", "acceptance", "per node", *(["× plain"] if _has_speed(evaluation) else [])):
         table.add_column(column, justify="right")
-    for index, budget, summary in found.predictions:
+    for index, budget, summary in evaluation.predictions:
         counters = summary.counters
         cells = [f"{counters.mat:.3f}", f"{counters.acceptance:.1%}", f"{counters.node_acceptance:.1%}"]
         if summary.speedup is not None:
             cells.append(f"{summary.speedup:.2f}")
         table.add_row(index, str(budget), *cells)
     out.print(table)
-    total = sum(one.positions for one in found.hits)
+    total = sum(hits.positions for hits in evaluation.hits)
     if total:
         table = Table(title="longest match", title_justify="left", box=None, padding=(0, 2, 0, 2))
         for column in ("tokens", "positions", "first is right", "any is right"):
             table.add_column(column, justify="right")
-        for one in found.hits:
-            right = [f"{count / one.positions:.1%}" if one.length else "–" for count in (one.first, one.anywhere)]
-            table.add_row(str(one.length), f"{one.positions / total:.1%}", *right)
-        first, anywhere = (sum(getattr(one, name) for one in found.hits) for name in ("first", "anywhere"))
+        for hits in evaluation.hits:
+            right = [f"{count / hits.positions:.1%}" if hits.length else "–" for count in (hits.first, hits.anywhere)]
+            table.add_row(str(hits.length), f"{hits.positions / total:.1%}", *right)
+        first, anywhere = (sum(getattr(hits, name) for hits in evaluation.hits) for name in ("first", "anywhere"))
         table.add_row("all", "100.0%", f"{first / total:.1%}", f"{anywhere / total:.1%}")
         out.print(table)
-    for what, texts in (("prompts", found.prompts), ("answers", found.responses)):
+    for what, texts in (("prompts", evaluation.prompts), ("answers", evaluation.responses)):
         part = f"{texts.shared / texts.ngrams:.1%}" if texts.ngrams else "–"
         out.print(
-            f"overlap: {texts.touched:,} of {texts.texts:,} {what} share a {found.ngram}-gram with the store, "
-            f"{part} of their {found.ngram}-grams stand there; {texts.same:,} are documents as they are"
+            f"overlap: {texts.touched:,} of {texts.texts:,} {what} share a {evaluation.ngram}-gram with the store, "
+            f"{part} of their {evaluation.ngram}-grams stand there; {texts.same:,} are documents as they are"
         )
-    for what, shares in (("source", found.sources), ("corpus file", found.parts)):
+    for what, shares in (("source", evaluation.sources), ("corpus file", evaluation.parts)):
         table = Table(box=None, padding=(0, 2, 0, 2))
         table.add_column(what, overflow="fold")
         for column in ("documents", "of use", "tokens", "accepted", "here alone", "oldest", "newest"):
@@ -182,7 +184,7 @@ def _tables(name: str, found: Evaluation) -> None:
             table.add_row(
                 escape(printable(share.name)),
                 f"{share.documents:,}",
-                f"{share.useful / share.documents:.0%}" if share.indexed else "not indexed" if found.hits else "–",
+                f"{share.useful / share.documents:.0%}" if share.indexed else "not indexed" if evaluation.hits else "–",
                 f"{share.tokens:,}",
                 f"{share.gave:,}",
                 f"{share.alone:,}",
@@ -190,11 +192,11 @@ def _tables(name: str, found: Evaluation) -> None:
                 escape(share.newest[:10]),
             )
         out.print(table)
-    if dead := [share for share in found.sources if share.dead]:
+    if dead := [share for share in evaluation.sources if share.dead]:
         tokens = sum(share.tokens for share in dead)
         names = ", ".join(share.name for share in dead)
         out.print(f"dead weight: {escape(printable(names))}: {tokens:,} tokens, and none was accepted")
 
 
-def _has_speed(found: Evaluation) -> bool:
-    return any(summary.speedup is not None for _, _, summary in found.predictions)
+def _has_speed(evaluation: Evaluation) -> bool:
+    return any(summary.speedup is not None for _, _, summary in evaluation.predictions)

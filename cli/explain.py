@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 from specds.printing import printable
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def explain(
     from specds.calibration.trace import lacking
     from specds.cli.render import bar, note, replay_table
 
-    found = explained(str(trace))
+    explanation = explained(str(trace))
     if lacks := lacking(str(trace)):
         note(f"note: {trace} lacks the steps of {lacks:,} answers of its run")
     summaries = []
@@ -47,31 +47,31 @@ def explain(
         from specds.calibration.replay import Replay, summarise
         from specds.decode.method import parse_method
 
-        curve = options.cost_curve(cost)
+        curve = values.cost_curve(cost)
         language_model = target.target()
-        turns = options.recorded(str(trace), prompts, language_model).turns
+        turns = values.recorded(str(trace), prompts, language_model).turns
         name = ":".join(["auto", *map(str, store or [])])
-        names = [one.name for one in found.sources if one.name != "model"]
-        words = [name, *(f"{name}?without={one}" for one in names)]
-        budget = options.replay_budget(None, curve)
+        names = [source.name for source in explanation.sources if source.name != "model"]
+        words = [name, *(f"{name}?without={left_out}" for left_out in names)]
+        budget = values.replay_budget(None, curve)
         methods = [parse_method(word, budget) for word in words]
-        made = Replay(language_model, methods, curve=curve, runtime=target.runtime)
+        replay = Replay(language_model, methods, curve=curve, runtime=target.runtime)
         rows = []
         with bar("replaying", len(turns)) as update:
             for number, turn in enumerate(turns, 1):
-                rows += [dataclasses.replace(row, steps=()) for row in made.of(turn)]
+                rows += [dataclasses.replace(row, steps=()) for row in replay.of(turn)]
                 update(number, None, -1.0)
         summaries = summarise(rows)
     if as_json:
-        record = dataclasses.asdict(found)
-        print(json.dumps({**record, **({"replayed": [one.row() for one in summaries]} if summaries else {})}))
+        record = dataclasses.asdict(explanation)
+        print(json.dumps({**record, **({"replayed": [summary.row() for summary in summaries]} if summaries else {})}))
         return
-    _table(str(trace), found)
+    _table(str(trace), explanation)
     if summaries:
         replay_table("replayed without each source", summaries)
 
 
-def _table(title: str, found: Explanation) -> None:
+def _table(title: str, explanation: Explanation) -> None:
     """What `specds explain` found. Goes to stdout: it is what was asked for."""
     from rich.markup import escape
     from rich.table import Table
@@ -79,35 +79,37 @@ def _table(title: str, found: Explanation) -> None:
     from specds.cli.render import screen
 
     out = screen(stderr=False)
-    out.print(f"[bold]{escape(printable(title))}[/bold]  drafter {escape(printable(found.drafter))}")
-    steps = max(found.steps, 1)
+    out.print(f"[bold]{escape(printable(title))}[/bold]  drafter {escape(printable(explanation.drafter))}")
+    steps = max(explanation.steps, 1)
     out.print(
-        f"{found.tokens:,} tokens in {found.steps:,} steps: {found.tokens / steps:.2f} a step, "
-        f"{found.drafted / steps:.1f} drafted, {found.accepted / max(found.drafted, 1):.0%} of these accepted"
+        f"{explanation.tokens:,} tokens in {explanation.steps:,} steps: "
+        f"{explanation.tokens / steps:.2f} a step, {explanation.drafted / steps:.1f} drafted, "
+        f"{explanation.accepted / max(explanation.drafted, 1):.0%} of these accepted"
     )
-    faster = found.plain / found.seconds if found.seconds else 0.0
+    faster = explanation.plain / explanation.seconds if explanation.seconds else 0.0
     out.print(
-        f"{found.seconds:.2f} s, {found.drafting / max(found.seconds, 1e-9):.1%} of it drafting; about "
-        f"{found.plain:.2f} s without drafts ({faster:.2f}×); one more query token takes {1e3 * found.row:.2f} ms"
+        f"{explanation.seconds:.2f} s, {explanation.drafting / max(explanation.seconds, 1e-9):.1%} of it drafting; "
+        f"about {explanation.plain:.2f} s without drafts ({faster:.2f}×); "
+        f"one more query token takes {1e3 * explanation.row:.2f} ms"
     )
-    if found.passes < found.steps:
+    if explanation.passes < explanation.steps:
         out.print(
-            f"{found.steps / found.passes:.1f} requests shared a forward pass on average: seconds are shares of passes, by "
-            "query tokens, and without drafts as many would share them"
+            f"{explanation.steps / explanation.passes:.1f} requests shared a forward pass on average: seconds are "
+            "shares of passes, by query tokens, and without drafts as many would share them"
         )
     table = Table(title="by source; a token can have several", title_justify="left")
     table.add_column("source", overflow="fold")
     for column in ("drafted", "accepted", "rate", "only it", "asking, ms", "without it, s", "slower"):
         table.add_column(column, justify="right", no_wrap=True)
-    for one in found.sources:
+    for source in explanation.sources:
         table.add_row(
-            escape(printable(one.name)),
-            f"{one.drafted:,}",
-            f"{one.accepted:,}",
-            f"{one.accepted / one.drafted:.0%}" if one.drafted else "–",
-            f"{one.alone:,}",
-            "–" if one.seconds is None else f"{1e3 * one.seconds:.1f}",
-            f"{one.without:.2f}",
-            f"{one.without / found.seconds - 1:+.1%}" if found.seconds else "–",
+            escape(printable(source.name)),
+            f"{source.drafted:,}",
+            f"{source.accepted:,}",
+            f"{source.accepted / source.drafted:.0%}" if source.drafted else "–",
+            f"{source.alone:,}",
+            "–" if source.seconds is None else f"{1e3 * source.seconds:.1f}",
+            f"{source.without:.2f}",
+            f"{source.without / explanation.seconds - 1:+.1%}" if explanation.seconds else "–",
         )
     out.print(table)

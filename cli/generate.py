@@ -35,7 +35,7 @@ def generate(
     import time
 
     from specds.cli.render import bar, note
-    from specds.datastore.store import create_store, require_place
+    from specds.datastore.creation import create_store, require_place
     from specds.errors import UsageError
     from specds.reading.prompts import BadRow
 

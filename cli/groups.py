@@ -62,7 +62,9 @@ def add(app: typer.Typer, function: Callable[..., None], *above: str, name: str 
 def unfolded(text: str) -> str:
     """A docstring with each paragraph in one line, so that the terminal's width folds it; examples stay as they are."""
     paragraphs = text.split("\n\n")
-    return "\n\n".join(one if one.startswith(_EXAMPLE) else " ".join(one.split()) for one in paragraphs)
+    return "\n\n".join(
+        paragraph if paragraph.startswith(_EXAMPLE) else " ".join(paragraph.split()) for paragraph in paragraphs
+    )
 
 
 def _spread(function: Callable[..., None], prefix: str) -> Callable[..., None]:
@@ -123,24 +125,24 @@ def _completed(name: str, annotation: Any, default: Any, prefix: str) -> Any:
         return annotation
     kind, *infos = get_args(annotation)
     annotated: Any = Annotated
-    return annotated[(kind, *(_option(one, name, kind, default, prefix) for one in infos))]
+    return annotated[(kind, *(_option(info, name, kind, default, prefix) for info in infos))]
 
 
 def _option(info: ParameterInfo, name: str, kind: Any, default: Any, prefix: str) -> Any:
     if not isinstance(info, OptionInfo):
-        made = copy.copy(info)
-        made.metavar = info.metavar or name.upper()
-        return made
+        option = copy.copy(info)
+        option.metavar = info.metavar or name.upper()
+        return option
     words = [word for word in (info.default, *(info.param_decls or ())) if isinstance(word, str)]
     flag = next((word for word in words if word.startswith("--")), f"--{name}")
-    made = copy.copy(info)
-    own = f"{prefix}_{flag.removeprefix('--').replace('-', '_').upper()}"
-    made.envvar = [own, *_variables(info)]
-    made.show_envvar = False  # what the first screen says holds for all
-    made.metavar = info.metavar or next((word for part, word in _METAVARS.items() if part in _parts(kind)), None)
+    option = copy.copy(info)
+    variable = f"{prefix}_{flag.removeprefix('--').replace('-', '_').upper()}"
+    option.envvar = [variable, *_variables(info)]
+    option.show_envvar = False  # what the first screen says holds for all
+    option.metavar = info.metavar or next((word for part, word in _METAVARS.items() if part in _parts(kind)), None)
     if default is not None and isinstance(info.show_default, str):
-        made.show_default = True  # the words are for a default that is None
-    return made
+        option.show_default = True  # the words are for a default that is None
+    return option
 
 
 def _parts(kind: Any) -> set[Any]:

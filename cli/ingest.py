@@ -45,8 +45,8 @@ def ingest(
     import itertools
 
     from specds.cli.render import bar, note
+    from specds.datastore.creation import create_store, require_place
     from specds.datastore.ingestion import ingest as run
-    from specds.datastore.store import create_store, require_place
     from specds.errors import InputError
     from specds.reading.examples import count_examples, read_examples
 

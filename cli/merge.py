@@ -20,7 +20,7 @@ def merge(
     [dim]specds merge monday.ds tuesday.ds --output week.ds[/dim]
     """
     from specds.cli.render import note, working
-    from specds.datastore.rewriting import merge as run
+    from specds.datastore.merging import merge as run
     from specds.datastore.store import open_store
     from specds.errors import UsageError
 

@@ -1,29 +1,28 @@
-"""Options that several commands share, in groups, and what is made of them."""
+"""Options that several commands share, in groups."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specds.cli.values import settings, size
 from specds.errors import InputError, UsageError
-from specds.limits import parse_size
 
 if TYPE_CHECKING:
-    from specds.calibration.answers import Answers as RecordedAnswers
-    from specds.datastore.store import Store
-    from specds.decode.pricing.curve import CostCurve
+    from specds.decode.engine import Engine
     from specds.model import LanguageModel
     from specds.reading.prompts import BadRow, Prompt
     from specds.sampling import Sampling
     from specds.tokenizer import Tokenizer
 
+
 EMBEDDED = "smollm2-135m"
-_REPLAY_BUDGET = 16
+_MOST_REQUESTS = 1024
 _MODEL, _PROMPTS, _SAMPLING = "Model", "Prompts", "Sampling"
 
 Revision = Annotated[
@@ -145,7 +144,8 @@ class ModelOptions(TokenizerOptions):
             runtime: what it is to run on; what cannot be is refused before the weights are read.
         """
         from specds.cli.render import loading
-        from specds.model import load_model, unwatched
+        from specds.loading import unwatched
+        from specds.model import load_model
 
         with loading(f"loading {self.model}", quiet) as watch:
             model = load_model(
@@ -228,6 +228,11 @@ class PromptOptions:
             return limit if counted is None else counted
         return min(counted, limit)
 
+    @property
+    def streamed(self) -> bool:
+        """Whether rows may come slowly: from stdin, or a pipe."""
+        return not all(Path(path).is_file() for path in self.paths)
+
     def nothing(self) -> InputError:
         """What is said where the files hold no prompt."""
         return InputError(f"no prompts in {', '.join(self.paths)}", "one prompt a line, as JSON or as plain text")
@@ -285,6 +290,75 @@ class SamplingOptions:
         from specds.sampling import Sampling
 
         return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelOptions:
+    """How many requests are answered at once."""
+
+    parallel: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto",
+            envvar="SPECDS_PARALLEL",
+            help="Requests answered at once, sharing forward passes. 1: each as soon as can be; auto: as many as make "
+            "most tokens/s, by what passes cost on this machine.",
+        ),
+    ] = "auto"
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            envvar="SPECDS_KV_MEMORY",
+            help="Memory of the key-value cache, such as 2GB. Requests wait for room in it; one that never fits fails.",
+            show_default="half of what is free",
+        ),
+    ] = None
+
+    def memory(self) -> int | None:
+        """Bytes of the key-value cache, at most; None: half of what is free."""
+        return size("kv-memory", self.kv_memory)
+
+    def check(self) -> None:
+        """Refuse what is not valid, before any model is looked for.
+
+        Raises:
+            UsageError: one of the options is neither a number nor what may stand in its place.
+        """
+        self.memory()
+        self._requests()
+
+    def choose(self, engine: Engine, first: Prompt | BadRow, max_new_tokens: int, total: int | None) -> int:
+        """How many requests at once.
+
+        Args:
+            first: a prompt, by whose length those of the others are guessed.
+            total: how many prompts there are, if that is known.
+        """
+        requests = self._requests()
+        if requests is None:
+            requests = 1 if total == 1 else engine.parallel(_context(engine.model, first, max_new_tokens))
+        return requests if total is None else max(1, min(requests, total))
+
+    def _requests(self) -> int | None:
+        if self.parallel == "auto":
+            return None
+        if not (self.parallel.isascii() and self.parallel.isdigit() and 0 < int(self.parallel) <= _MOST_REQUESTS):
+            raise UsageError(f"--parallel is {self.parallel!r}", f"a number from 1 to {_MOST_REQUESTS:,}, or auto")
+        return int(self.parallel)
+
+
+def _context(model: LanguageModel, prompt: Prompt | BadRow, max_new_tokens: int) -> int:
+    """Tokens behind which answers to such prompts are written, on average."""
+    from specds.errors import PromptError
+    from specds.reading.conversation import Conversation
+    from specds.reading.prompts import Prompt
+
+    length = 0
+    if isinstance(prompt, Prompt):
+        with contextlib.suppress(PromptError):
+            length = len(Conversation(prompt).tokens(model.tokenizer))
+    return min(length + max_new_tokens // 2, model.context_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,32 +429,11 @@ class DecodingOptions(DraftingOptions):
     max_new_tokens: MaxNewTokens = 256
 
 
-def size(name: str, text: str | None) -> int | None:
-    """Bytes of a size such as 500MB, 2GB or 1.5GiB.
-
-    Raises:
-        UsageError: it is not a valid size.
-    """
-    if text is None:
-        return None
-    found = parse_size(text)
-    if found is None:
-        raise UsageError(f"--{name} is {text!r}", "a size such as 500MB, 2GB or 1.5GiB")
-    return found
-
-
-def open_stores(paths: Sequence[Path] | None, tokenizer: Tokenizer, *, thorough: bool = False) -> list[Store]:
-    """Datastores that hold a tokenizer's tokens; every byte of them is read if `thorough`."""
-    from specds.datastore.store import open_store
-
-    return [open_store(path, tokenizer, thorough=thorough) for path in paths or []]
-
-
 @contextlib.contextmanager
 def reading(model: LanguageModel, quiet: bool = False) -> Iterator[None]:
     """Show how far a model's weights are, while something is made that reads them."""
     from specds.cli.render import loading
-    from specds.model import Loading, unwatched
+    from specds.loading import Loading, unwatched
 
     with loading(f"preparing {model.name}", quiet) as watch:
         # What comes after the last byte is measuring, compiling and packing.
@@ -393,121 +446,8 @@ def reading(model: LanguageModel, quiet: bool = False) -> Iterator[None]:
 
 def tokenizer_of(name: str, revision: str | None, trust_remote_code: bool, *, quiet: bool = False) -> Tokenizer:
     """A model's tokenizer; for a GGUF file the whole model is converted, which is shown."""
+    from specds.checkpoint import find_tokenizer
     from specds.cli.render import loading
-    from specds.model import find_tokenizer
 
     with loading(f"loading the tokenizer of {name}", quiet) as watch:
         return find_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code, watch=watch)
-
-
-def require_stores(paths: Sequence[Path] | None) -> None:
-    """Refuse what is not a valid store, before any model is looked for."""
-    from specds.datastore.store import open_store
-
-    for path in paths or []:
-        open_store(path)
-
-
-def budget(text: str) -> int | None:
-    """A number of draft tokens; None for `auto`.
-
-    Raises:
-        UsageError: neither.
-    """
-    from specds.decode.method import parse_budget
-
-    try:
-        return parse_budget(text)
-    except ValueError:
-        raise UsageError(f"--budget is {text!r}", "a number, 0 or more, or auto") from None
-
-
-def cost_curve(path: Path | None) -> CostCurve | None:
-    """A cost curve in a file, or that of the forward passes of a trace or a bench.
-
-    Raises:
-        InputError: there is none in it.
-    """
-    from specds.calibration.trace import read_passes
-    from specds.decode.pricing import measurement
-
-    if path is None:
-        return None
-    trace = path / "steps.parquet" if path.is_dir() else path
-    if trace != path or _is_parquet(path):
-        found = read_passes(str(trace)).curve()
-        if found is None:
-            raise InputError(
-                f"{trace} has too few forward passes of one query token, or of several",
-                "a bench of `none` and a drafter has both; passes that requests shared (--parallel) do not count",
-            )
-        return found
-    found = measurement.load(path)
-    if found is None:
-        raise InputError(f"{path} is not a valid cost curve", "`specds profile --json > C.json` writes one")
-    return found
-
-
-def _is_parquet(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"PAR1"
-    except OSError:
-        return False
-
-
-def replay_budget(text: str | None, curve: CostCurve | None) -> int | None:
-    """The budget of a replay: by the curve where there is one, else 16."""
-    if text is None:
-        return _REPLAY_BUDGET if curve is None else None
-    return budget(text)
-
-
-def recorded(
-    answers: str,
-    prompts: PromptOptions,
-    model: LanguageModel,
-    *,
-    most: int | None = None,
-    group: str | None = None,
-) -> RecordedAnswers:
-    """Recorded answers with their prompts; says what they leave to be desired."""
-    from specds.calibration.answers import read_answers
-    from specds.cli.render import note
-
-    found = read_answers(answers, prompts.read(group=group), model.tokenizer, most=most, stop_tokens=model.stop_tokens)
-    if found.failed:
-        note(f"note: {found.failed:,} prompts have an error instead of an answer; they are left out")
-    if not found.lossless:
-        note("note: some answers are of a lossy run; what a lossless one would write, and accept, differs")
-    return found
-
-
-def numbers(name: str, text: str) -> list[int]:
-    """Ascending positive numbers from `1,2,4`.
-
-    Raises:
-        UsageError: something else.
-    """
-    words = text.split(",")
-    if not all(word.strip().isascii() and word.strip().isdigit() and int(word) > 0 for word in words):
-        raise UsageError(f"{name} is {text!r}", "positive numbers with commas between them")
-    return sorted({int(word) for word in words})
-
-
-def settings(pairs: Sequence[str], flag: str = "--set") -> dict[str, str]:
-    """`name=value` words as a dictionary.
-
-    Raises:
-        UsageError: a word without `=`, or a name given twice.
-    """
-    found: dict[str, str] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals or not name:
-            raise UsageError(f"{flag} {pair!r}", f"write {flag} name=value; `specds drafters` lists the names")
-        if name in found:
-            raise UsageError(f"{flag} {name} is given twice", "give it once")
-        found[name] = value.strip()
-    return found

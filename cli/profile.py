@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 
 _ENOUGH, _MOST = 16, 4096
 
@@ -45,8 +45,8 @@ def profile(
     runtime = choose_runtime(language_model, target.runtime)
     with options.reading(language_model):
         decoder = make_target(language_model, runtime)
-    counts = options.numbers("--tokens", tokens) if tokens else list(measurement.ROWS)
-    lengths = options.numbers("--contexts", contexts) if contexts else list(measurement.CONTEXTS)
+    counts = values.numbers("--tokens", tokens) if tokens else list(measurement.ROWS)
+    lengths = values.numbers("--contexts", contexts) if contexts else list(measurement.CONTEXTS)
     if counts[0] != 1:
         raise UsageError(f"--tokens begins with {counts[0]}", "1 is plain decoding, against which the others count")
     if counts[-1] > _MOST:

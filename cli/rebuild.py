@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 
 
 def rebuild(
@@ -30,20 +30,23 @@ def rebuild(
     [dim]specds verify code.ds || specds rebuild code.ds[/dim]
     """
     from specds.cli.render import note, working
-    from specds.datastore.rewriting import rebuild_suffix
+    from specds.datastore.compaction import rebuild_suffix
     from specds.datastore.store import open_store
 
-    limit = options.size("memory", memory)
+    limit = values.size("memory", memory)
     opened = open_store(store, corpus_only=True)
     dense = [] if suffix_only else opened.manifest.dense
     if opened.manifest.suffix:
         with working("sorting suffixes"):
             segments = rebuild_suffix(opened, limit)
-        note(f"{store}: suffix index over {sum(one.tokens for one in segments):,} tokens, {len(segments)} segments")
+        note(
+            f"{store}: suffix index over {sum(segment.tokens for segment in segments):,} tokens, "
+            f"{len(segments)} segments"
+        )
     if dense:
         from specds.datastore.build_dense import DenseOptions, build_dense
 
-        named = model or next(one.model.name for one in dense if one.model)
+        named = model or next(segment.model.name for segment in dense if segment.model)
         language_model = options.ModelOptions(
             model=named, dtype=dtype, device=device, threads=threads, trust_remote_code=trust_remote_code
         ).load(weights=True)
@@ -51,6 +54,6 @@ def rebuild(
         wanted = DenseOptions(max_length=said.get("max_length"), search=said.get("search") or 250, memory=limit)
         with working("embedding"):
             built = build_dense(opened, language_model, wanted, replace=True)
-        note(f"{store}: dense index over {sum(one.tokens for one in built):,} tokens, {len(built)} segments")
+        note(f"{store}: dense index over {sum(segment.tokens for segment in built):,} tokens, {len(built)} segments")
     if not opened.manifest.suffix and not dense:
         note(f"{store} has no index to rebuild")

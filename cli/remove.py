@@ -31,8 +31,8 @@ def remove(
     from specds.errors import UsageError
 
     ids: list[str] = []
-    for one in doc_id or []:
-        ids += [line.strip() for line in sys.stdin if line.strip()] if one == "-" else [one]
+    for name in doc_id or []:
+        ids += [line.strip() for line in sys.stdin if line.strip()] if name == "-" else [name]
     if not source and not ids:
         raise UsageError("nothing to remove", "name it with --source or --doc-id; `specds inspect` shows the sources")
     with working("removing"):

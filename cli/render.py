@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from specds.datastore.corrections import Table as Corrections
     from specds.decode.auto.acceptance import Acceptance
     from specds.decode.verifiers.csd import Memory
-    from specds.model import Loading, Watch
+    from specds.loading import Loading, Watch
 
 LINE_SECONDS = 30.0
 """How often progress is told where stderr is no terminal."""
@@ -112,15 +112,21 @@ class Line:
             if self._done > self._first:
                 left = (self._total - self._done) * spent / (self._done - self._first)
                 words.append(f"about {duration(left)} left")
-        return f"{self._what}: {', '.join([*words, f'{duration(spent)} so far'])}"
+        return f"{self._what}: {', '.join([*words, f'{duration(spent, exact=True)} so far'])}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds for a person: 41 s, 12 min, 3 h 20 min."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+def duration(seconds: float, *, exact: bool = False) -> str:
+    """Seconds for a person: 41 s, 12 min, 3 h 20 min.
+
+    Args:
+        exact: also the seconds of what took minutes, for a time that is told more often than once a minute.
+    """
+    whole = round(seconds)
+    if whole < 90:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60) if exact else (round(seconds / 60), 0)
+    words = [f"{minutes} min"] if minutes < 90 else [f"{minutes // 60} h", f"{minutes % 60} min"]
+    return " ".join([*words, f"{rest} s"] if rest else words)
 
 
 @contextlib.contextmanager
@@ -202,8 +208,8 @@ def loading(what: str, quiet: bool = False) -> Iterator[Watch]:
             show(now)
 
         yield watch
-    for one in kept if not quiet else ():
-        note(f"{one.what}: done, {size(one.done)} are kept in {one.kept}")
+    for loaded in kept if not quiet else ():
+        note(f"{loaded.what}: done, {size(loaded.done)} are kept in {loaded.kept}")
 
 
 def comparison(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -216,13 +222,13 @@ def comparison(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     console.print(table)
 
 
-def interval(one: dict[str, Any] | None, digits: int) -> str:
+def interval(figure: dict[str, Any] | None, digits: int) -> str:
     """A figure with its interval."""
-    if one is None:
+    if figure is None:
         return "–"
-    if one["low"] is None:
-        return f"{one['value']:.{digits}f}"
-    return f"{one['value']:.{digits}f} ({one['low']:.{digits}f}–{one['high']:.{digits}f})"
+    if figure["low"] is None:
+        return f"{figure['value']:.{digits}f}"
+    return f"{figure['value']:.{digits}f} ({figure['low']:.{digits}f}–{figure['high']:.{digits}f})"
 
 
 def table_summary(name: str, corrections: Corrections) -> None:
@@ -279,29 +285,29 @@ def replay_table(title: str, summaries: Sequence[Summary]) -> None:
     table.add_column("method", overflow="fold")
     for column in ("MAT", "steps", "acceptance", "per node", "drafting", "forward passes", "tokens/s", "× plain"):
         table.add_column(column, justify="right", no_wrap=True)
-    for one in summaries:
-        row, drafted = one.row(), one.counters.drafted
+    for summary in summaries:
+        row, drafted = summary.row(), summary.counters.drafted
         table.add_row(
-            escape(one.method),
+            escape(summary.method),
             f"{row['mat']:.3f}",
             f"{row['steps']:,}",
             f"{row['acceptance']:.1%}" if drafted else "–",
             f"{row['node_acceptance']:.1%}" if drafted else "–",
             f"{row['draft_ms_a_step']:.2f} ms",
-            _PASSES[one.passes],
-            "–" if one.tokens_per_second is None else f"{one.tokens_per_second:.1f}",
-            "–" if one.speedup is None else f"{one.speedup:.2f}",
+            _PASSES[summary.passes],
+            "–" if summary.tokens_per_second is None else f"{summary.tokens_per_second:.1f}",
+            "–" if summary.speedup is None else f"{summary.speedup:.2f}",
         )
     screen(stderr=False).print(table)
 
 
-def acceptance_table(path: str, found: Acceptance, *, stderr: bool = False) -> None:
+def acceptance_table(path: str, acceptance: Acceptance, *, stderr: bool = False) -> None:
     """How right a calibration of drafts is, for a person."""
     out = screen(stderr=stderr)
-    about = found.about
+    about = acceptance.about
     of = f"{about.get('nodes', 0):,} candidates of {about.get('prompts', 0):,} prompts of {about.get('model', '?')}"
     out.print(f"drafts     {escape(printable(path))}: {escape(printable(of))}", soft_wrap=True)
-    measured = found.reliability
+    measured = acceptance.reliability
     if measured is None:
         out.print("           not measured on held-out prompts")
         return
@@ -330,9 +336,9 @@ def escaped(value: Any) -> Any:
     if isinstance(value, str):
         return escape(printable(value))
     if isinstance(value, dict):
-        return {escaped(key): escaped(one) for key, one in value.items()}
+        return {escaped(key): escaped(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [escaped(one) for one in value]
+        return [escaped(inner) for inner in value]
     return value
 
 

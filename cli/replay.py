@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 
 
 def replay(
@@ -44,27 +44,27 @@ def replay(
     from specds.decode.assembly import check_files, check_method
     from specds.decode.method import distinct, parse_methods
 
-    curve = options.cost_curve(cost)
-    chosen = distinct(parse_methods(methods, options.replay_budget(budget, curve)))
+    curve = values.cost_curve(cost)
+    chosen = distinct(parse_methods(methods, values.replay_budget(budget, curve)))
     for method in chosen:
         check_method(method)
         check_files(method)
     language_model = target.target()
-    recorded = options.recorded(answers, prompts, language_model, most=max_new_tokens)
-    made = Replay(language_model, chosen, curve=curve, runtime=target.runtime)
-    found = []
+    recorded = values.recorded(answers, prompts, language_model, most=max_new_tokens)
+    replayer = Replay(language_model, chosen, curve=curve, runtime=target.runtime)
+    rows = []
     turns = list(itertools.islice(recorded.turns, limit))
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(output.open("w")) if output is not None else None
         update = stack.enter_context(bar("replaying", len(turns)))
         for number, turn in enumerate(turns, 1):
-            for row in made.of(turn):
-                found.append(dataclasses.replace(row, steps=()))  # they hold on to the model's states
+            for row in replayer.of(turn):
+                rows.append(dataclasses.replace(row, steps=()))  # they hold on to the model's states
                 if file is not None:
                     file.write(json.dumps(row.record()) + "\n")
             update(number, None, -1.0)
-    summaries = summarise(found)
+    summaries = summarise(rows)
     if as_json:
-        print(json.dumps({"answers": len(turns), "methods": [one.row() for one in summaries]}))
+        print(json.dumps({"answers": len(turns), "methods": [summary.row() for summary in summaries]}))
     else:
         replay_table(f"{len(turns):,} answers of {language_model.name}", summaries)

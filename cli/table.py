@@ -131,9 +131,9 @@ def diff(
 
 def _tokenizer_of(table: Corrections, model: str | None, path: Path) -> Tokenizer | None:
     """What turns a table's token ids into text: a model's tokenizer, else that of the table's target if it is here."""
+    from specds.checkpoint import find_tokenizer
     from specds.datastore.corrections import check_tokenizer
     from specds.errors import SpecdsError
-    from specds.model import find_tokenizer
 
     try:
         tokenizer = find_tokenizer(model or table.pair.target.name)
@@ -172,9 +172,9 @@ def _table(name: str, corrections: Corrections, rows: Sequence[dict[str, Any]]) 
     out.print(f"  the top 20 % of pairs hold {corrections.head_share():.1%} of all divergences")
     if said := too_rare(corrections):
         out.print(f"  [yellow]{escape(said)}[/yellow]", soft_wrap=True)
-    for one in corrections.history:
-        made = (escape(printable(text)) for text in (one.date, one.command, one.version))
-        out.print("  [dim]{} {} (specds {})[/dim]".format(*made))
+    for provenance in corrections.history:
+        cells = (escape(printable(text)) for text in (provenance.date, provenance.command, provenance.version))
+        out.print("  [dim]{} {} (specds {})[/dim]".format(*cells))
     _pairs(out, ["count"], rows, len(corrections))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specds.cli import options
+from specds.cli import options, values
 from specds.printing import printable
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def tune(
     from specds.calibration.tuning import ALL, summary
     from specds.calibration.tuning import tune as tuned
     from specds.cli.render import bar, note
-    from specds.datastore.store import provenance
+    from specds.datastore.provenance import provenance
     from specds.decode.assembly import check_files, check_method
     from specds.decode.config import write_config
     from specds.decode.method import distinct, parse_methods
@@ -60,12 +60,12 @@ def tune(
     for method in chosen:
         check_method(method)
         check_files(method)
-    curve = options.cost_curve(cost)
+    curve = values.cost_curve(cost)
     assert curve is not None
     language_model = target.target()
-    recorded = options.recorded(answers, prompts, language_model, most=max_new_tokens, group=group)
+    recorded = values.recorded(answers, prompts, language_model, most=max_new_tokens, group=group)
     with bar("tuning", None) as update:
-        found = tuned(
+        tuning = tuned(
             language_model,
             chosen,
             recorded.turns,
@@ -76,66 +76,66 @@ def tune(
             progress=lambda done: update(done, None, -1.0),
         )
     if as_json:
-        few = dict(found.unjudged)
-        print(json.dumps({"trials": found.trials, "best": summary(found), "unjudged": few}))
+        few = dict(tuning.unjudged)
+        print(json.dumps({"trials": tuning.trials, "best": summary(tuning), "unjudged": few}))
     else:
-        _table(found)
+        _table(tuning)
     if output is None:
         return
 
-    settings = {one.group: one.setting for one in found.best}
-    made = provenance()
-    about = {"command": made.command, "version": made.version, "date": made.date, "model": language_model.name}
-    write_config(output, settings.pop(ALL), settings, {**about, "best": summary(found)})
+    settings = {best.group: best.setting for best in tuning.best}
+    now = provenance()
+    about = {"command": now.command, "version": now.version, "date": now.date, "model": language_model.name}
+    write_config(output, settings.pop(ALL), settings, {**about, "best": summary(tuning)})
     note(f"specds decode --config {output}" + (f", or {output}#GROUP for one of them" if settings else ""))
 
 
-def _table(found: Tuning) -> None:
+def _table(tuning: Tuning) -> None:
     """What `specds tune` found. Goes to stdout: it is what was asked for."""
     from rich.markup import escape
     from rich.table import Table
 
     from specds.cli.render import screen
 
-    held_out = any(one.held_out for one in found.best)
+    held_out = any(best.held_out for best in tuning.best)
     judged = "held-out prompts" if held_out else "the prompts it was chosen by"
-    table = Table(title=f"the fastest of {found.trials:,} settings, on {judged}", title_justify="left")
+    table = Table(title=f"the fastest of {tuning.trials:,} settings, on {judged}", title_justify="left")
     table.add_column("prompts")
     table.add_column("drafter")
     for column in ("chosen by", "judged on", "tokens/s", "untuned", "default", "margin", "95 %", "× plain"):
         table.add_column(column, justify="right", no_wrap=True)
-    for one in found.best:
-        tuned = one.setting != one.default
+    for best in tuning.best:
+        tuned = best.setting != best.default
         table.add_row(
-            escape(printable(one.group)),
-            one.setting.drafter,
-            f"{one.prompts:,}",
-            f"{one.held_out or one.prompts:,}",
-            f"{one.tokens_per_second:.1f}",
-            f"{one.untuned_tokens_per_second:.1f}",
-            f"{one.default_tokens_per_second:.1f}",
-            f"{one.margin.value - 1:+.1%}" if tuned else "–",
-            f"{one.margin.low - 1:+.1%} to {one.margin.high - 1:+.1%}" if tuned else "–",
-            f"{one.tokens_per_second / one.plain_tokens_per_second:.2f}",
+            escape(printable(best.group)),
+            best.setting.drafter,
+            f"{best.prompts:,}",
+            f"{best.held_out or best.prompts:,}",
+            f"{best.tokens_per_second:.1f}",
+            f"{best.untuned_tokens_per_second:.1f}",
+            f"{best.default_tokens_per_second:.1f}",
+            f"{best.margin.value - 1:+.1%}" if tuned else "–",
+            f"{best.margin.low - 1:+.1%} to {best.margin.high - 1:+.1%}" if tuned else "–",
+            f"{best.tokens_per_second / best.plain_tokens_per_second:.2f}",
         )
     out = screen(stderr=False)
     out.print(table)
-    for one in found.best:
-        said = f"{printable(one.group)}: {_decode_options(one.setting)}"
-        if one.setting == one.default:
+    for best in tuning.best:
+        said = f"{printable(best.group)}: {_decode_options(best.setting)}"
+        if best.setting == best.default:
             said += "  (as without a configuration)"
         out.print(said, markup=False, soft_wrap=True)
-        if one.rejected:
-            margin = one.rejected.margin
+        if best.rejected:
+            margin = best.rejected.margin
             out.print(
-                f"  {one.rejected.setting.name} was the fastest where it was chosen; on {judged} it is "
+                f"  {best.rejected.setting.name} was the fastest where it was chosen; on {judged} it is "
                 f"{margin.value - 1:+.1%} ({margin.low - 1:+.1%} to {margin.high - 1:+.1%}) against decoding without a "
                 "configuration, so that the default stays",
                 markup=False,
                 soft_wrap=True,
             )
-    if found.unjudged:
-        names = ", ".join(f"{printable(name)} ({count})" for name, count in found.unjudged)
+    if tuning.unjudged:
+        names = ", ".join(f"{printable(name)} ({count})" for name, count in tuning.unjudged)
         out.print(f"too few prompts to be judged, so that `all` holds for them: {names}", markup=False, soft_wrap=True)
 
 

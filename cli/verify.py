@@ -18,7 +18,8 @@ def verify(
     """
     from specds.cli.render import note, working
     from specds.datastore.contents import strange_numbers
-    from specds.datastore.store import find_problems, open_store
+    from specds.datastore.integrity import find_problems
+    from specds.datastore.store import open_store
 
     with working("reading"):
         problems, files, size = find_problems(store)

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specds.datastore.ann_files import KEYS, KINDS, IndexShape, check_files
+from specds.datastore.ann_files import check_files
+from specds.datastore.ann_shape import KEYS, KINDS, IndexShape
 from specds.errors import CorruptStore, UsageError, first_line
 from specds.files import create
 

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from specds.datastore import ann
 from specds.datastore.corpus import TokenStream, token_stream
 from specds.datastore.dense_segment import Keys, Progress, load_normalizer, read_keys, write_segment
-from specds.datastore.embedding import embed
+from specds.datastore.embedding import Embed, embed
 from specds.datastore.manifest import Identity, Segment, Shard
 from specds.datastore.mapped import working_array
 from specds.datastore.normalizer import Normalizer
 from specds.datastore.segments import portions, require_memory, to_join, usable_memory
-from specds.datastore.store import Store, Writer, require_tokenizer, require_tokens, writing
+from specds.datastore.store import Store, require_tokenizer, require_tokens
 from specds.datastore.trial import remember, require_sound
+from specds.datastore.writer import Writer, writing
 from specds.errors import UsageError
 from specds.files import remove_tree
 from specds.model import LanguageModel
@@ -81,6 +82,7 @@ def build_dense(
     progress: Progress = lambda stage, done, total: None,
     *,
     replace: bool = False,
+    embedding: Embed | None = None,
 ) -> list[Segment]:
     """Index the corpus files that the dense index does not cover yet; the new segments, none if there is nothing new.
 
@@ -95,6 +97,7 @@ def build_dense(
     Args:
         progress: called with (stage, done, total) now and then.
         replace: build the whole index anew.
+        embedding: gives the hidden states; by default the model's own network does.
 
     Raises:
         UsageError: the corpus is empty or too small, or an option is out of range.
@@ -105,9 +108,11 @@ def build_dense(
         manifest = writer.manifest
         require_tokens(writer.store)
         old = manifest.dense
-        if any(one.model is None or one.model.fingerprint != model.fingerprint for one in old):
+        if any(segment.model is None or segment.model.fingerprint != model.fingerprint for segment in old):
             old = []
         options = (options or DenseOptions()).like(old, anew=replace)
+        tokens = options.batch_tokens
+        embedding = embedding or (lambda documents: embed(model, documents, tokens))
         if replace:
             old = []
         covered = {name for segment in old for name in segment.shards}
@@ -117,11 +122,11 @@ def build_dense(
         work = writer.work_path("dense")
         with writing(work):
             normalizer = load_normalizer(store.path, old[-1]) if old else None
-            corpus = _Corpus.of(model, writer.store, new, options, normalizer, work, progress)
+            corpus = _Corpus.of(model, embedding, writer.store, new, options, normalizer, work, progress)
             joined, built = _write(writer, model, old, corpus, options, progress)
             del corpus
             remove_tree(work, store.path)
-        writer.change(dense=[*(one for one in old if one not in joined), *built])
+        writer.change(dense=[*(segment for segment in old if segment not in joined), *built])
         for segment in built:
             remember(writer.store, segment)
     return built
@@ -214,6 +219,7 @@ class _Corpus:
     def of(
         cls,
         model: LanguageModel,
+        embedding: Embed,
         store: Store,
         shards: Sequence[Shard],
         options: DenseOptions,
@@ -240,7 +246,7 @@ class _Corpus:
             "dtype": model.dtype,
         }
         keys = working_array(work / "keys.work", (max(plan.keys, 1), dims), work)[: plan.keys]
-        normalizer = _embed(model, stream, plan, options, normalizer, work, keys, progress)
+        normalizer = _embed(embedding, width, stream, plan, options, normalizer, work, keys, progress)
         return cls(shards, stream, plan, keys, normalizer, about)
 
     def keys_of(self, group: Sequence[Shard]) -> Keys:
@@ -260,7 +266,8 @@ class _Corpus:
 
 
 def _embed(
-    model: LanguageModel,
+    embedding: Embed,
+    width: int,
     stream: TokenStream,
     plan: _Plan,
     options: DenseOptions,
@@ -269,7 +276,7 @@ def _embed(
     keys: NDArray[np.float32],
     progress: Progress,
 ) -> Normalizer:
-    """Fill `keys` in place; returns the normalizer, which is fitted on the way where there is none."""
+    """Fill `keys` in place, from states of `width` numbers; returns the normalizer, if need be fitted on the way."""
     order = np.random.default_rng(0).permutation(len(plan.lengths))
     drawn = 0
     if normalizer is None:
@@ -285,7 +292,7 @@ def _embed(
             for document in longest_first
             if plan.lengths[document]
         ]
-        for document, states in embed(model, parts, options.batch_tokens):
+        for document, states in embedding(parts):
             yield document, states
             done += len(states)
             progress("embed", done, plan.keys)
@@ -293,7 +300,7 @@ def _embed(
     if normalizer is None:
         held = np.concatenate([[0], np.cumsum(plan.lengths[sample])])
         place = dict(zip(sample.tolist(), held[:-1].tolist(), strict=True))
-        states = working_array(work / "states.work", (int(held[-1]), model.config.hidden_size), work)
+        states = working_array(work / "states.work", (int(held[-1]), width), work)
         for document, hidden in batches(sample):
             states[place[document] : place[document] + len(hidden)] = hidden
         progress("fit", 0, len(states))

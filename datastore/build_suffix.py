@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from specds.datastore.corpus import check_claims, token_dtype, token_stream
 from specds.datastore.manifest import Segment, Shard
 from specds.datastore.mapped import write_array
+from specds.datastore.provenance import provenance
 from specds.datastore.segments import portions, require_memory, to_join, usable_memory
-from specds.datastore.store import Store, Writer, provenance, require_tokens, writing
+from specds.datastore.store import Store, require_tokens
 from specds.datastore.suffix_array import build_suffix_array
+from specds.datastore.writer import Writer, writing
 
 # Bytes a token that building takes at its peak: the text, a working copy, the result, tables.
 _BYTES = {"uint16": 10, "uint32": 18}
@@ -46,7 +48,7 @@ def build_suffix(
         covered = {name for segment in joined for name in segment.shards} | {shard.file for shard in new}
         shards = [shard for shard in manifest.corpus if shard.file in covered]
         built = write_segments(writer, writer.store, portions(shards, most), progress, memory)
-        writer.change(suffix=[*(one for one in manifest.suffix if one not in joined), *built])
+        writer.change(suffix=[*(segment for segment in manifest.suffix if segment not in joined), *built])
     return built
 
 
@@ -84,7 +86,7 @@ def write_segments(
     built: list[Segment] = []
     for group in groups:
         built.append(_write_segment(writer, store, group))
-        progress(sum(one.tokens for one in built), total)
+        progress(sum(segment.tokens for segment in built), total)
     return built
 
 

@@ -93,6 +93,11 @@ def _encode(keys: Any, place: Any, codes: Any, scales: Any) -> None:
     """Keys as whole numbers up to 127, and the value of a 1; those of no place are left out.
 
     A key that is not a unit vector, or not finite, is similar to nothing.
+
+    Args:
+        keys: float32[n, dims].
+        place: int64[n], the row of each in the table; -1: left out.
+        codes, scales: int8[rows, dims] and float32[rows], which are written.
     """
     for row in range(len(keys)):
         to = place[row]
@@ -112,17 +117,21 @@ def _encode(keys: Any, place: Any, codes: Any, scales: Any) -> None:
 
 
 @compiled_loosely
-def _similarities(codes: Any, scales: Any, low: int, high: int, key: Any, found: Any) -> None:
+def _similarities(codes: Any, scales: Any, low: int, high: int, key: Any, similarities: Any) -> None:
+    """similarities float32[high - low]: inner products of key float32[dims] and the rows from `low` to `high`.
+
+    A row is codes int8[n, dims] times scales float32[n].
+    """
     for row in range(low, high):
         total = np.float32(0.0)
         for at in range(codes.shape[1]):
             total += np.float32(codes[row, at]) * key[at]
-        found[row - low] = total * scales[row]
+        similarities[row - low] = total * scales[row]
 
 
 @compiled
 def nearest(table: Any, token: int, key: Any, k: int) -> Any:
-    """As `ByToken.search`, however many there are; of equally similar keys the first."""
+    """As `ByToken.search` with key float32[dims], however many there are; of equally similar keys the first."""
     starts, codes, scales, positions = table
     low, high = 0, 0
     if 0 <= token < len(starts) - 1 and np.isfinite(key).all():

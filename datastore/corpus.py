@@ -13,11 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.datastore.manifest import Identity, Provenance, Shard, SourceCount
-from specds.datastore.store import Store, Writer, provenance, writing
+from specds.datastore.provenance import provenance
+from specds.datastore.store import Store
+from specds.datastore.writer import Writer, writing
 from specds.errors import CorruptStore, StoreError
 from specds.files import create
 from specds.limits import MAX_ROW
-from specds.parquet_bounds import TooLarge, batch_rows, bounded_batches, column_chunks, open_parquet
+from specds.parquet import TooLarge, require_columns
+from specds.parquet_bounds import BoundedFile, batch_rows
 
 _BATCH = 1024
 _FORGED = "restore the store from a copy, or build it again"
@@ -159,8 +162,9 @@ def document_ids(store: Store) -> set[str]:
     found: set[str] = set()
     for shard in store.manifest.corpus:
         path = store.path / shard.file
-        with _reading(path), path.open("rb") as stream, open_parquet(stream) as file:
-            for batch in bounded_batches(stream, file, ["doc_id"], _BATCH):
+        with _reading(path), path.open("rb") as stream, BoundedFile(stream) as file:
+            require_columns(file.schema, [_schema().field("doc_id")])
+            for batch in file.batches(["doc_id"], _BATCH):
                 found.update(batch.column(0).to_pylist())
     return found
 
@@ -172,14 +176,14 @@ def check_claims(store: Store, shard: Shard) -> None:
         CorruptStore: it says more documents or tokens, or fewer, than the file's pages do; or too many to read.
     """
     path = store.path / shard.file
-    with _reading(path), path.open("rb") as stream, open_parquet(stream) as file:
+    with _reading(path), path.open("rb") as stream, BoundedFile(stream) as file:
         values = dict.fromkeys(("prompt_tokens", "response_tokens"), 0)
-        for group in range(file.metadata.num_row_groups):
-            chunks = column_chunks(stream, file.metadata, group, list(values))
-            batch_rows(chunks, file.metadata.row_group(group).num_rows, _BATCH)
+        for group, rows in enumerate(file.groups):
+            chunks = file.chunks(group, list(values))
+            batch_rows(chunks, rows, _BATCH)
             for chunk in chunks:
                 values[chunk.path.partition(".")[0]] += chunk.values
-        documents = file.metadata.num_rows
+        documents = file.rows
     # An empty list counts as one value.
     for name, said in (("prompt_tokens", shard.prompt_tokens), ("response_tokens", shard.response_tokens)):
         if documents != shard.documents or not values[name] - documents <= said <= values[name]:
@@ -224,7 +228,8 @@ def token_stream(store: Store, shards: Sequence[Shard] | None = None) -> TokenSt
     documents = sum(shard.documents for shard in shards)
     room = sum(shard.tokens for shard in shards) + documents
     try:
-        tokens: NDArray[np.uint16 | np.uint32] = np.full(room, separator, dtype)
+        # Nothing is written beyond what is read, so that a false claim takes no memory.
+        tokens: NDArray[np.uint16 | np.uint32] = np.empty(room, dtype)
         starts = np.zeros(documents + 1, np.int64)
     except (MemoryError, ValueError) as error:
         raise CorruptStore(
@@ -241,6 +246,7 @@ def token_stream(store: Store, shards: Sequence[Shard] | None = None) -> TokenSt
             begins = starts[row : row + len(ends)]
             tokens[prompts.places(begins)] = prompts.flat
             tokens[responses.places(begins + prompts.lengths)] = responses.flat
+            tokens[ends - 1] = separator
             row += len(ends)
     if row != documents or starts[-1] != room:
         raise CorruptStore(f"{store.path}: the corpus holds fewer tokens than the manifest says", _FORGED)
@@ -283,12 +289,12 @@ def _batches(path: Path, vocab_size: int) -> Iterator[_Batch]:
     with (
         _reading(path),
         path.open("rb") as stream,
-        open_parquet(stream, page_checksum_verification=True) as file,
+        BoundedFile(stream, page_checksum_verification=True) as file,
     ):
         columns = _schema()
-        if any(file.schema_arrow.field(one.name).type != one.type for one in columns):
+        if any(file.schema.field(one.name).type != one.type for one in columns):
             raise ValueError("a column is of another type")
-        for batch in bounded_batches(stream, file, columns.names, _BATCH):
+        for batch in file.batches(columns.names, _BATCH):
             if any(column.null_count for column in batch.columns):
                 raise ValueError("a field is null")
             ids, sources = batch.column(0).to_pylist(), batch.column(1).to_pylist()

@@ -27,6 +27,7 @@ from specds.errors import (
 )
 from specds.files import locked, replacing, target_of
 from specds.parquet import reading
+from specds.parquet_bounds import BoundedFile
 
 FREQUENCY = 6
 """λ: how often a divergence must have been seen for a draft to be accepted (CSD, §5.1)."""
@@ -35,6 +36,7 @@ FORMAT = "specds correction table"
 VERSION = 1
 _KEY = b"specds"
 _MOST_PAIRS = 1 << 26
+_BATCH_ROWS = 1 << 16
 _MOST_JSON = 64 << 20
 # Sums of counts and of tables stay whole numbers of 64 bits.
 _MOST_COUNTED = 1 << 60
@@ -236,18 +238,19 @@ def read_table(path: Path) -> Table:
         CorruptTable: it is truncated, edited, or no correction table.
         StoreVersionError: a newer version wrote it.
     """
-    import pyarrow.parquet as pq
+    import pyarrow as pa
 
     if not path.is_file():  # a pipe would be waited for
         raise InputError(f"no correction table {path}", "specds calibrate-csd makes one")
-    with reading(partial(_corrupt, path)), pq.ParquetFile(path) as file:
-        raw = (file.schema_arrow.metadata or {}).get(_KEY, b"")
-        if len(raw) > _MOST_JSON or file.metadata.num_rows > _MOST_PAIRS:
+    with reading(partial(_corrupt, path)), path.open("rb") as stream, BoundedFile(stream) as file:
+        raw = (file.schema.metadata or {}).get(_KEY, b"")
+        if len(raw) > _MOST_JSON or file.rows > _MOST_PAIRS:
             raise ValueError("it is larger than any correction table")
-        if [(one.name, str(one.type)) for one in file.schema_arrow] != _COLUMNS:
+        if [(one.name, str(one.type)) for one in file.schema] != _COLUMNS:
             raise ValueError("it has other columns")
         described = _parse(path, raw)
-        columns = file.read()
+        names = [name for name, _ in _COLUMNS]
+        columns = pa.Table.from_batches(file.batches(names, _BATCH_ROWS, whole=True), file.schema)
         if any(columns.column(name).null_count for name, _ in _COLUMNS):
             raise ValueError("it has empty fields")
         drafted, picked, count = (columns.column(name).to_numpy() for name, _ in _COLUMNS)

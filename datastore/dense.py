@@ -100,9 +100,9 @@ class DensePart:
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """As `search`, of keys that a token follows: k of these, or those among the 2 k nearest of all."""
         by_token = self.by_token()
-        found = None if by_token is None else by_token.search(key, token, k)
-        if found is not None:
-            return found
+        neighbours = None if by_token is None else by_token.search(key, token, k)
+        if neighbours is not None:
+            return neighbours
         similarity, positions = self.search(key, 2 * k)
         right = np.flatnonzero(_tokens(self.tokens, positions) == token)[:k]
         return similarity[right], positions[right]
@@ -223,6 +223,6 @@ class DenseIndex:
 
 
 def _tokens(tokens: NDArray[Any], at: NDArray[np.int64]) -> NDArray[np.int64]:
-    found = tokens[np.clip(at, 0, len(tokens) - 1)].astype(np.int64)
-    found[(found == np.iinfo(tokens.dtype).max) | (at < 0) | (at >= len(tokens))] = -1
-    return found
+    followers = tokens[np.clip(at, 0, len(tokens) - 1)].astype(np.int64)
+    followers[(followers == np.iinfo(tokens.dtype).max) | (at < 0) | (at >= len(tokens))] = -1
+    return followers

@@ -16,7 +16,8 @@ from specds.datastore.dense import map_values
 from specds.datastore.manifest import Identity, Segment
 from specds.datastore.mapped import working_array, write_array
 from specds.datastore.normalizer import Normalizer
-from specds.datastore.store import Writer, provenance, writing
+from specds.datastore.provenance import provenance
+from specds.datastore.writer import Writer, writing
 from specds.errors import CorruptStore
 from specds.files import files_in, link, make_directory, remove_tree
 

@@ -128,10 +128,10 @@ def difference(first: Store, second: Store) -> Difference:
     Raises:
         CorruptStore: a corpus cannot be read.
     """
-    found = Difference(
+    result = Difference(
         (first.manifest.tokenizer, second.manifest.tokenizer), (_writers(first), _writers(second)), indexes=[]
     )
-    comparable = found.same_tokenizer
+    comparable = result.same_tokenizer
     left: dict[str, _Entry] = {document.doc_id: _entry(document) for document in read_documents(first)}
     # What the second store has under an id of its own, or with other tokens.
     right: list[tuple[str, _Entry]] = []
@@ -153,28 +153,28 @@ def difference(first: Store, second: Store) -> Difference:
         if twins:
             twin = twins.pop()
             met.append((twin, left.pop(twin), doc_id, other))
-            found.renamed.append((twin, doc_id))
+            result.renamed.append((twin, doc_id))
         else:
             unmet.append((doc_id, other))
     sources: dict[str, SourceDifference] = {}
     for doc_id, mine, _, other in met:
         _count(sources, mine, "both")
         if mine.source != other.source:
-            found.relabelled.append(doc_id)
+            result.relabelled.append(doc_id)
     for doc_id, mine in left.items():
         _count(sources, mine, "first")
-        found.first.append(doc_id)
+        result.first.append(doc_id)
     for doc_id, other in unmet:
         _count(sources, other, "second")
-        found.second.append(doc_id)
+        result.second.append(doc_id)
         if doc_id in left:
-            found.changed.append(doc_id)
-    found.sources.update(sorted(sources.items()))
+            result.changed.append(doc_id)
+    result.sources.update(sorted(sources.items()))
     for kind in _KINDS:
         pair: tuple[list[Segment], list[Segment]] = (getattr(first.manifest, kind), getattr(second.manifest, kind))
         if pair[0] or pair[1]:
-            found.indexes.append(_compare_indexes(kind, *pair))
-    return found
+            result.indexes.append(_compare_indexes(kind, *pair))
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +203,8 @@ def _writers(store: Store) -> list[Identity]:
 
 def _distinct(models: Sequence[Identity | None]) -> list[Identity]:
     """Models without repetition, in the order of their names."""
-    found = {model.fingerprint: model for model in models if model is not None}
-    return sorted(found.values(), key=lambda model: (model.name, model.fingerprint))
+    by_fingerprint = {model.fingerprint: model for model in models if model is not None}
+    return sorted(by_fingerprint.values(), key=lambda model: (model.name, model.fingerprint))
 
 
 def _names(models: Sequence[Identity]) -> list[str]:
@@ -231,7 +231,7 @@ def _compare_indexes(kind: str, first: list[Segment], second: list[Segment]) -> 
 
 def _values(segments: Sequence[Segment], name: str) -> list[Any]:
     """The values that a parameter has in segments, each once; None where a segment lacks it."""
-    found = {
+    values = {
         json.dumps(segment.parameters.get(name), sort_keys=True): segment.parameters.get(name) for segment in segments
     }
-    return [found[key] for key in sorted(found)]
+    return [values[key] for key in sorted(values)]

@@ -57,12 +57,12 @@ class Cut:
         The first keeps the document's id, the others add where they start. The prompt stays with a piece that
         follows it, and goes where the response's beginning goes.
         """
-        made = []
+        pieces_cut = []
         for number, (start, end) in enumerate(self.pieces):
             prompt = document.prompt if start == 0 else document.prompt[:0]
             doc_id = document.doc_id if number == 0 else f"{document.doc_id}@{start}"
-            made.append(Document(doc_id, document.source, prompt, document.response[start:end]))
-        return made
+            pieces_cut.append(Document(doc_id, document.source, prompt, document.response[start:end]))
+        return pieces_cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Boilerplate:
     saved: dict[str, SourceCount]
 
 
-def savings(found: Mapping[str, Mapping[str, SourceCount]]) -> dict[str, Any]:
+def savings(saved_by: Mapping[str, Mapping[str, SourceCount]]) -> dict[str, Any]:
     """Documents and tokens saved, in all and by source, as JSON.
 
     Args:
@@ -87,11 +87,11 @@ def savings(found: Mapping[str, Mapping[str, SourceCount]]) -> dict[str, Any]:
     """
     return {
         name: {
-            "documents": sum(one.documents for one in saved.values()),
-            "tokens": sum(one.tokens for one in saved.values()),
-            "sources": {source: dataclasses.asdict(one) for source, one in sorted(saved.items())},
+            "documents": sum(count.documents for count in saved.values()),
+            "tokens": sum(count.tokens for count in saved.values()),
+            "sources": {source: dataclasses.asdict(count) for source, count in sorted(saved.items())},
         }
-        for name, saved in found.items()
+        for name, saved in saved_by.items()
     }
 
 
@@ -107,17 +107,17 @@ def find_duplicates(store: Store, *, prompts: bool = False) -> Duplicates:
         CorruptStore: the corpus cannot be read.
     """
     seen: set[bytes] = set()
-    found: list[str] = []
+    duplicates: list[str] = []
     saved: dict[str, SourceCount] = {}
     for document in read_documents(store):
         told_by_prompt = prompts or not len(document.response)
         prompt = document.prompt.tobytes() if told_by_prompt else b""
         digest = hashlib.sha256(len(prompt).to_bytes(8, "little") + prompt + document.response.tobytes()).digest()
         if digest in seen:
-            found.append(document.doc_id)
+            duplicates.append(document.doc_id)
             _save(saved, document.source, 1, len(document.prompt) + len(document.response))
         seen.add(digest)
-    return Duplicates(tuple(found), saved)
+    return Duplicates(tuple(duplicates), saved)
 
 
 def find_boilerplate(
@@ -155,7 +155,7 @@ def find_boilerplate(
         if not marks.any():
             continue
         spans = _runs(marks)
-        pieces = tuple(one for one in _runs(~marks) if one[1] - one[0] >= shortest)
+        pieces = tuple(run for run in _runs(~marks) if run[1] - run[0] >= shortest)
         cuts.append(Cut(document.doc_id, document.source, spans, pieces))
         left = sum(end - begin for begin, end in pieces)
         left += len(document.prompt) if pieces and pieces[0][0] == 0 else 0
@@ -231,7 +231,10 @@ def _mark_equal(tokens: NDArray[Any], starts: NDArray[np.int64], before: NDArray
 
 @compiled
 def _number_classes(order: NDArray[Any], classes: NDArray[Any]) -> int:
-    """Turn the marks of `_mark_equal` into numbers: equal for equal passages; -1 stays. Returns how many there are."""
+    """Turn the marks of `_mark_equal` into numbers: equal for equal passages; -1 stays. Returns how many there are.
+
+    order is the suffix array and classes the marks, both int32[n] or int64[n].
+    """
     count = 0
     for rank in range(order.size):
         if rank + _AHEAD < order.size:
@@ -253,7 +256,16 @@ def _mark(
     latest: NDArray[Any],
     marks: NDArray[np.bool_],
 ) -> None:
-    """Walk through the corpus, counting for each class the documents that hold it."""
+    """Walk through the corpus, counting for each class the documents that hold it.
+
+    Args:
+        classes: int32[n] or int64[n], the class of the passage at each place; -1: none.
+        starts: int64[D + 1], where each document begins.
+        length: tokens of a passage.
+        keep: documents that may hold a passage before it is marked.
+        documents, latest: [classes], how many hold each so far, and the last of them.
+        marks: bool[n], set at the tokens of passages that go.
+    """
     for document in range(starts.size - 1):
         marked = starts[document]
         for place in range(starts[document], starts[document + 1]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,10 +12,24 @@ from numpy.typing import NDArray
 from specds.model import LanguageModel
 
 
+class Embed(Protocol):
+    """Gives documents' hidden states."""
+
+    def __call__(self, documents: Sequence[tuple[int, NDArray[Any]]]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """The last layer's final-normed hidden state at every position of each document.
+
+        Args:
+            documents: (number, token ids[length]) pairs; no document is empty.
+
+        Yields:
+            (number, float32[length, hidden size]) in the same order.
+        """
+
+
 def embed(
     model: LanguageModel, documents: Sequence[tuple[int, NDArray[Any]]], batch_tokens: int
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """The last layer's final-normed hidden state at every position of each document.
+    """See `Embed`; by the model's own network.
 
     Documents are taken in the given order, so many at a time as fill `batch_tokens` when padded: sort them
     by length. Padding stands on the right, where causal attention never looks back from.

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specds.datastore.corpus import Document, read_documents
-from specds.datastore.store import Store, require_tokenizer, writing
+from specds.datastore.store import Store, require_tokenizer
+from specds.datastore.writer import writing
 from specds.errors import OutputError, UsageError
 from specds.files import replacing, target_of
 from specds.tokenizer import Tokenizer
@@ -189,8 +190,8 @@ class _Count:
         keys = np.concatenate([*self._waiting, np.empty(0, np.int64)])
         self._waiting.clear()
         self._held = 0
-        found, counts = np.unique(keys, return_counts=True)
-        self._runs.append((found, counts.astype(np.int64)))
+        unique, counts = np.unique(keys, return_counts=True)
+        self._runs.append((unique, counts.astype(np.int64)))
         while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
             self._merge()
 

@@ -125,7 +125,7 @@ def generate(
                 raise prompt.error
             failed.append(prompt)
             continue
-        content = json.dumps([prompt.turns, prompt.raw], ensure_ascii=True)
+        content = json.dumps(prompt.content, ensure_ascii=True)
         # A prompt that stands twice in the input is two more samples of it, not a duplicate of a key.
         for sample in range(seen[content], seen[content] + options.samples):
             units.append(_Unit(_key(content, sample, model, options), prompt, sample))

@@ -73,7 +73,7 @@ def ingest(
             if waiting:
                 add_documents(writer, waiting, origin="ingested", licence=licence)
                 documents += len(waiting)
-                tokens += sum(len(one.prompt) + len(one.response) for one in waiting)
+                tokens += sum(len(document.prompt) + len(document.response) for document in waiting)
                 waiting.clear()
 
         for example in examples:

@@ -232,26 +232,28 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     if kind is Any:
         return value
     if origin is types.UnionType:
-        inner = next(one for one in arguments if one is not type(None))
+        inner = next(argument for argument in arguments if argument is not type(None))
         return None if value is None else _build(inner, value, where)
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
             raise _FieldError(f"{where or 'the manifest'} is not an object")
-        made: Any = kind
-        hints = _hints(made)
+        build: Any = kind
+        hints = _hints(build)
         missing, unknown = sorted(hints.keys() - value.keys()), sorted(value.keys() - hints.keys())
         if missing or unknown:
             said = f"lacks {', '.join(missing)}" if missing else f"has unknown fields {', '.join(unknown)[:200]}"
             raise _FieldError(f"{where or 'the manifest'} {said}")
-        return made(**{name: _build(hint, value[name], f"{where}.{name}".lstrip(".")) for name, hint in hints.items()})
+        return build(**{name: _build(hint, value[name], f"{where}.{name}".lstrip(".")) for name, hint in hints.items()})
     if origin is list:
         if not isinstance(value, list):
             raise _FieldError(f"{where} is not a list")
-        return [_build(arguments[0], one, f"{where}[{index}]") for index, one in enumerate(value)]
+        return [_build(arguments[0], inner_value, f"{where}[{index}]") for index, inner_value in enumerate(value)]
     if origin is dict:
         if not isinstance(value, dict):
             raise _FieldError(f"{where} is not an object")
-        return {name: _build(arguments[1], one, f"{where}[{name[:80]!r}]") for name, one in value.items()}
+        return {
+            name: _build(arguments[1], inner_value, f"{where}[{name[:80]!r}]") for name, inner_value in value.items()
+        }
     if type(value) is not kind:
         raise _FieldError(f"{where} is {type(value).__name__}, not {kind.__name__}")
     if kind is int and not 0 <= value < 1 << 62:

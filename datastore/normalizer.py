@@ -117,7 +117,7 @@ class Normalizer:
                 about = file.metadata() or {}
         except SafetensorError as error:
             raise ValueError(f"{path.name}: {error}") from error
-        if any(one.dtype != np.float32 for one in (mean, scale, components)):
+        if any(array.dtype != np.float32 for array in (mean, scale, components)):
             raise ValueError(f"{path.name}: {mean.dtype}, {scale.dtype} and {components.dtype}, not float32")
         if mean.shape != scale.shape or mean.ndim != 1 or components.shape[1:] != mean.shape:
             raise ValueError(f"{path.name}: shapes {mean.shape}, {scale.shape} and {components.shape} do not fit")
@@ -134,6 +134,10 @@ class Normalizer:
 
 @compiled_loosely
 def _key(mean: Any, scale: Any, components: Any, state: Any) -> Any:
+    """A hidden state as a key, float32[dims] of length 1.
+
+    mean, scale, state: float32[hidden]; components: float32[dims, hidden].
+    """
     scored = np.empty(len(state), np.float32)
     for at in range(len(state)):
         scored[at] = (state[at] - mean[at]) * scale[at]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from specds.datastore.corpus import read_documents, write_like
 from specds.datastore.manifest import Manifest, Segment, Shard
-from specds.datastore.store import Writer
+from specds.datastore.writer import Writer
 from specds.errors import UsageError
 
 _RESERVE = 256 << 20
@@ -122,7 +122,7 @@ def _groups(shards: list[Shard], most: int) -> list[list[Shard]]:
 
 def _likeness(manifest: Manifest, shard: Shard) -> str:
     covering = [
-        next((one.directory for one in segments if shard.file in one.shards), None)
+        next((segment.directory for segment in segments if shard.file in segment.shards), None)
         for segments in manifest.indexes.values()
     ]
     about = dataclasses.asdict(shard)

@@ -15,7 +15,7 @@ from specds.datastore.mapped import map_array
 from specds.errors import CorruptStore
 
 if TYPE_CHECKING:
-    from specds.datastore.suffix_lookup import Parts
+    from specds.datastore.suffix_parts import Parts
 
 _TOKEN_DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
 _SA_DTYPES = {"int32": np.int32, "int64": np.int64}
@@ -63,7 +63,7 @@ class SuffixIndex:
         Raises:
             CorruptStore: a dtype or length in the manifest does not fit the files.
         """
-        from specds.datastore.suffix_lookup import Parts
+        from specds.datastore.suffix_parts import Parts
 
         return cls(Parts([map_segment(root / segment.directory, segment) for segment in segments]))
 
@@ -79,7 +79,7 @@ class SuffixIndex:
             context: int64[m] token ids; only the last `max_match` matter.
             max_match, min_match: longest and shortest suffix looked up.
         """
-        from specds.datastore.suffix_lookup import longest_match
+        from specds.datastore.suffix_match import longest_match
 
         return Match(*longest_match(self.parts, context, max_match, min_match))
 
@@ -93,7 +93,7 @@ class SuffixIndex:
             then rising depth, then token ids along the path. Counts are exact. Of a match with many occurrences,
             continuations that fewer than one in 256 of them take are left out.
         """
-        from specds.datastore.suffix_lookup import continuation_tree
+        from specds.datastore.continuations import continuation_tree
 
         nodes: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]] = continuation_tree(
             self.parts, match.length, match.ranges, max_depth, max_nodes
@@ -106,10 +106,10 @@ class SuffixIndex:
         """Of contexts of three lengths, the longest match first, the counted trees of what follows, in one call.
 
         Returns:
-            length, occurrences and tree of each, the tree as from `continuations`; `suffix_lookup.backoff_trees` says
+            length, occurrences and tree of each, the tree as from `continuations`; `continuations.backoff_trees` says
             which contexts they are.
         """
-        from specds.datastore.suffix_lookup import backoff_trees
+        from specds.datastore.continuations import backoff_trees
 
         return backoff_trees(self.parts, context, max_depths, max_nodes)
 

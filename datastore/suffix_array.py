@@ -115,12 +115,20 @@ def _sort(text: Array, order: Array, size: int) -> None:
 
 @compiled
 def _mark_blocks(tokens: Array, blocks: Array) -> None:
+    """blocks int64[65536]: 1 for each block of values that occurs in tokens uint16[n] or uint32[n]."""
     for token in tokens:
         blocks[int64(token) >> BLOCK_BITS] = 1
 
 
 @compiled
 def _table_ranks(tokens: Array, blocks: Array, table: Array, text: Array) -> int:
+    """Each token's rank among the values that occur, by a table; returns how many values do.
+
+    tokens: uint16[n] or uint32[n].
+    blocks: int64[65536], the number of each block of values in the table.
+    table: int32 or int64 [blocks << BLOCK_BITS], zeros; afterwards the ranks.
+    text: the same dtype [n]; the ranks of the tokens are written there.
+    """
     low = (1 << BLOCK_BITS) - 1
     for i in range(tokens.size):
         token = int64(tokens[i])
@@ -138,6 +146,7 @@ def _table_ranks(tokens: Array, blocks: Array, table: Array, text: Array) -> int
 
 @compiled
 def _drop_repeats(values: Array) -> int:
+    """Put the distinct ones of sorted values, uint16[n] or uint32[n], first; returns how many they are."""
     count = 1
     for i in range(1, values.size):
         if values[i] != values[count - 1]:
@@ -148,6 +157,13 @@ def _drop_repeats(values: Array) -> int:
 
 @compiled
 def _search_ranks(tokens: Array, values: Array, bounds: Array, text: Array) -> None:
+    """Each token's rank among the distinct values, by bisection.
+
+    tokens: uint32[n], what is ranked.
+    values: uint32[m], ascending.
+    bounds: int64[65537], where each block of values starts in them.
+    text: int32[n] or int64[n]; the ranks are written there.
+    """
     for i in range(tokens.size):
         token = int64(tokens[i])
         low = bounds[token >> BLOCK_BITS]
@@ -163,6 +179,7 @@ def _search_ranks(tokens: Array, values: Array, bounds: Array, text: Array) -> N
 
 @compiled
 def _count(text: Array, starts: Array) -> None:
+    """starts int32 or int64 [size + 1], zeros: afterwards where each value's bucket begins, of text [n] below size."""
     for i in range(text.size):
         starts[int64(text[i]) + 1] += 1
     for c in range(1, starts.size):
@@ -175,6 +192,10 @@ def _bucket_starts(text: Array, size: int) -> Array:
     _count(text, starts)
     return starts
 
+
+# What the functions below share: text[n], unsigned or signed integers below the alphabet's size; order[n], int32 or
+# int64, which becomes its suffix array; heads and ends[size], where the next suffix of each bucket goes, from its front
+# and from its end, moved as the bucket fills.
 
 # In the two scans that only name LMS substrings, an entry j > 0 means: the suffix at j + 1 has this rank, and j is of
 # the type that the running scan sorts. A negative entry ~j waits for the other scan; 0 is an empty place. Nothing need
@@ -204,6 +225,7 @@ def _place_lms(text: Array, order: Array, ends: Array) -> int:
 
 @compiled
 def _induce_l_names(text: Array, order: Array, heads: Array) -> None:
+    """Scan to the right: the L suffixes, by what stands left of the LMS ones in `order`; `heads` moves on."""
     n = text.size
     j = int64(n - 1)
     c = int64(text[j])
@@ -345,6 +367,7 @@ def _spread_lms(text: Array, order: Array, ends: Array, lms: int) -> None:
 
 @compiled
 def _induce_l(text: Array, order: Array, heads: Array) -> None:
+    """Scan to the right: the L suffixes in their final order, induced by the LMS ones; `heads` moves on."""
     n = text.size
     j = int64(n - 1)
     c = int64(text[j])
@@ -365,6 +388,7 @@ def _induce_l(text: Array, order: Array, heads: Array) -> None:
 
 @compiled
 def _induce_s(text: Array, order: Array, ends: Array) -> None:
+    """Scan to the left: the S suffixes in their final order, induced by the L ones; `ends` moves back."""
     n = text.size
     for i in range(n - 1, -1, -1):
         prefetch(text, order[max(i - AHEAD, 0)])

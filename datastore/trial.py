@@ -80,7 +80,8 @@ def _names(store: Store, segment: Segment) -> list[str]:
 
 def _digest(store: Store, segment: Segment) -> str:
     """Of all that a library gets to see, and its version: another may read the same bytes in another way."""
-    from specds.datastore.ann_files import IndexShape, asset_names
+    from specds.datastore.ann_files import asset_names
+    from specds.datastore.ann_shape import IndexShape
 
     shape = IndexShape.of(segment.parameters)
     prefix = f"{segment.directory}/keys/"

@@ -58,7 +58,7 @@ def error_record(row: Prompt | BadRow, error: Exception, key: str) -> dict[str, 
 
 def request_key(engine: Engine, row: Prompt | BadRow, max_new_tokens: int) -> str:
     """A digest of all that an answer's text depends on; of a drafter it does not depend, as far as it is lossless."""
-    content = [row.turns, row.raw] if isinstance(row, Prompt) else [row.id, str(row.error)]
+    content = row.content if isinstance(row, Prompt) else [row.id, str(row.error)]
     sampling = engine.sampling
     parts = [
         content,

@@ -75,11 +75,13 @@ class Captures:
         hidden: the final-normed states of the rows of logits.
         layer: the residual stream behind this layer (1 is the first), of all tokens; 0: of none.
         top: the likeliest tokens after all tokens, those of the prompt too.
+        logits: whether there are any; without them a pass is only good for what else is captured.
     """
 
     hidden: bool = False
     layer: int = 0
     top: bool = False
+    logits: bool = True
 
 
 class Slot(Protocol):
@@ -405,6 +407,9 @@ class Target(Protocol):
 
     def close(self, slot: Slot) -> None:
         """The request is done. What it held may serve later ones, as long as there is room."""
+
+    def forget(self) -> None:
+        """What requests held that are done serves no later ones."""
 
     def forward(self, items: Sequence[Item]) -> Forward:
         """One masked pass over the tokens of all items, of different slots. Its results are valid until the next pass.

@@ -24,7 +24,7 @@ from specds.decode.draft_model import (
 from specds.decode.loop import decode
 from specds.decode.method import Method
 from specds.decode.pricing import measurement
-from specds.decode.pricing.curve import Corrected
+from specds.decode.pricing.curve import Corrected, Load, pass_costs
 from specds.decode.pricing.parallel import choose_parallel
 from specds.decode.request import Listed, Request, Source
 from specds.decode.targets import choose_runtime, make_target
@@ -123,17 +123,15 @@ class Engine:
         """Stores whose dense index is of another model, which the drafter does without."""
         return self._assembly.prepared.unused
 
-    def plain_seconds(self, answer: Answer) -> float | None:
-        """About what an answer would have taken without drafts, by the cost curve; None without a curve."""
+    def plain_seconds(self, requests: int, context: int) -> float | None:
+        """What a token takes without drafts, as one of so many requests at once; None without a cost curve.
+
+        Args:
+            context: tokens behind which each writes, about.
+        """
         if self._curve is None:
             return None
-        seconds = 0.0
-        for turn in answer.turns:
-            first, *later = turn.steps
-            context = len(turn.prompt) + len(turn.tokens) // 2
-            one = float(self._curve.at(context)[1])
-            seconds += first.forward_seconds + first.verify_seconds + one * sum(len(step.tokens) for step in later)
-        return seconds
+        return float(pass_costs(self._curve, Load([context] * requests, 0), 0)[1]) / requests
 
     @property
     def independent(self) -> bool:

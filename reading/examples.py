@@ -9,24 +9,11 @@ from pathlib import Path
 
 from specds.errors import PromptError, UsageError
 from specds.printing import is_unicode
+from specds.reading.fields import Layout, Row, Wanted, id_of, layout_of, text_of
+from specds.reading.input_file import STDIN, check_file, shown, unpacked
+from specds.reading.lines import document
 from specds.reading.prompts import BadRow, Message, messages_of
-from specds.reading.rows import (
-    STDIN,
-    Layout,
-    Row,
-    Wanted,
-    check_file,
-    count_rows,
-    dataset_rows,
-    document,
-    format_of,
-    id_of,
-    layout_of,
-    rows,
-    shown,
-    text_of,
-    unpacked,
-)
+from specds.reading.rows import count_rows, dataset_rows, format_of, rows
 from specds.tokenizer import Tokenizer
 
 _MESSAGES: Layout = ("messages",)
@@ -135,8 +122,8 @@ def count_examples(files: Sequence[str], limit: int | None = None) -> int | None
     counts = [None if _is_dataset(file) else 1 if format_of(file) == "text" else count_rows([file]) for file in files]
     if None in counts:
         return limit
-    found = sum(filter(None, counts))
-    return found if limit is None else min(found, limit)
+    total = sum(filter(None, counts))
+    return total if limit is None else min(total, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +166,7 @@ def _examples(files: Sequence[str], reader: _Reader, split: str) -> Iterator[Exa
     number = 0
     for file in files:
         if _is_dataset(file):
-            found, origin = dataset_rows(file, reader.wanted, split=split), file
+            records, origin = dataset_rows(file, reader.wanted, split=split), file
         elif format_of(file) == "text":
             text = document(file)
             if isinstance(text, PromptError):
@@ -191,9 +178,9 @@ def _examples(files: Sequence[str], reader: _Reader, split: str) -> Iterator[Exa
             number += 1
             continue
         else:
-            found = rows(file, reader.wanted, format="jsonl" if file == STDIN else None)
+            records = rows(file, reader.wanted, format="jsonl" if file == STDIN else None)
             origin = _stem(file)
-        for where, row in found:
+        for where, row in records:
             name = id_of(row, number)
             number += 1
             if isinstance(row, PromptError):
@@ -235,7 +222,7 @@ def _layouts(
 
 
 def _is_dataset(file: str) -> bool:
-    """Whether a name can only mean a data set: it is no path, and does not look like one mistyped."""
+    """Whether a name can only mean a data set: it is not a path, and does not look like one mistyped."""
     if _DATASET.fullmatch(file) is None or _FILE_SUFFIX.search(file):
         return False
     return not Path(file).exists() and not Path(file).parent.is_dir()

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specds.errors import PromptError
-from specds.reading.rows import Row, Wanted, check_file, format_of, id_of, kind_of, layout_of, rows, text_of
+from specds.reading.fields import Row, Wanted, id_of, kind_of, layout_of, text_of
+from specds.reading.input_file import check_file
+from specds.reading.rows import format_of, rows
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
@@ -31,6 +33,11 @@ class Prompt:
     raw: bool = False
     reference: str | None = None
     group: str | None = None
+
+    @property
+    def content(self) -> list[object]:
+        """All that an answer depends on, for JSON and digests of it: the same question has the same."""
+        return [self.turns, self.raw]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +84,12 @@ def messages_of(where: str, field: str, value: object) -> tuple[Message, ...]:
     """A conversation from a field's value, with nothing but role and content in each message.
 
     Raises:
-        PromptError: it is no list of messages, or the role of one is unknown, or its content is no text.
+        PromptError: it is not a valid list of messages, or the role of one is unknown, or its content is not text.
     """
     if not isinstance(value, list) or not value:
-        found = "empty" if value == [] else kind_of(value)
+        kind = "empty" if value == [] else kind_of(value)
         raise PromptError(
-            f"{where}, field {field!r} must be a list of messages, but is {found}",
+            f"{where}, field {field!r} must be a list of messages, but is {kind}",
             'a message is {"role": "user", "content": "..."}',
         )
     return tuple(_message(where, f"{field}[{index}]", message) for index, message in enumerate(value))
@@ -146,8 +153,8 @@ def _turns(where: str, field: str, value: object) -> tuple[tuple[Message, ...], 
         return (messages,)
     if field == "turns":
         if not isinstance(value, list) or not value:
-            found = "empty" if value == [] else kind_of(value)
-            raise PromptError(f"{where}, field 'turns' must be a list of strings, but is {found}", "one string a turn")
+            kind = "empty" if value == [] else kind_of(value)
+            raise PromptError(f"{where}, field 'turns' must be a list of strings, but is {kind}", "one string a turn")
         return tuple((_user(where, f"turns[{index}]", turn),) for index, turn in enumerate(value))
     return ((_user(where, field, value),),)
 

@@ -12,7 +12,8 @@ from specds.errors import SpecdsError
 from specds.version import __version__
 
 if TYPE_CHECKING:
-    from specds.datastore.store import Store, create_store, open_store
+    from specds.datastore.creation import create_store
+    from specds.datastore.store import Store, open_store
     from specds.decode.answering import Answer
     from specds.decode.draft import Draft
     from specds.decode.engine import Engine
@@ -26,7 +27,7 @@ _HOME = {
     "LanguageModel": "specds.model",
     "Method": "specds.decode.method",
     "Store": "specds.datastore.store",
-    "create_store": "specds.datastore.store",
+    "create_store": "specds.datastore.creation",
     "load_model": "specds.model",
     "open_store": "specds.datastore.store",
 }

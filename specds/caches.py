@@ -111,26 +111,26 @@ def trusted(directory: Path) -> bool:
     return entry.st_uid in (_ROOT, os.geteuid()) and is_private(target)
 
 
-def is_private(found: os.stat_result) -> bool:
+def is_private(status: os.stat_result) -> bool:
     """Whether this is a directory, this user's or root's, that nobody else can write to."""
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid in (_ROOT, os.geteuid())
-    if not ours or found.st_mode & stat.S_IWOTH:
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid in (_ROOT, os.geteuid())
+    if not ours or status.st_mode & stat.S_IWOTH:
         return False
-    return not found.st_mode & stat.S_IWGRP or _is_alone_in(found.st_gid)
+    return not status.st_mode & stat.S_IWGRP or _is_alone_in(status.st_gid)
 
 
 def _is_alone_in(group: int) -> bool:
     """Whether a group is the user's own, as most systems give each user one, and nobody else is in it."""
     try:
         name = pwd.getpwuid(os.geteuid()).pw_name
-        found = grp.getgrgid(group)
+        entry = grp.getgrgid(group)
     except KeyError:
         return False
-    return found.gr_name == name and set(found.gr_mem) <= {name}
+    return entry.gr_name == name and set(entry.gr_mem) <= {name}
 
 
 def _can_be_made(directory: Path) -> bool:
-    above = next((one for one in directory.parents if one.exists()), None)
+    above = next((folder for folder in directory.parents if folder.exists()), None)
     return above is not None and above.is_dir() and os.access(above, os.W_OK | os.X_OK)
 
 
@@ -156,7 +156,7 @@ def _home() -> Path | None:
 def _temporary() -> Path | None:
     try:
         directory = Path(tempfile.gettempdir())
-        # The last that Python tries is where the command runs, which is no place for a cache.
+        # The last that Python tries is where the command runs, which is not a place for a cache.
         if directory == Path.cwd() and not any(name in os.environ for name in ("TMPDIR", "TEMP", "TMP")):
             return None
     except FileNotFoundError:  # nowhere that could be written

@@ -19,15 +19,12 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from specds.errors import OutputError, UnsafeFile
 
 _BLOCK = 1 << 20
-_EDGE = 1 << 16
-_PROBES = 256
-_PROBE = 1 << 12
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MODE = 0o666
@@ -230,12 +227,12 @@ def files_in(path: Path, below: Path | None = None) -> list[str]:
         at = waiting.pop()
         try:
             with directory(at, path if below is None else below) as place, os.scandir(place) as entries:
-                found = [(one.name, _kind(one)) for one in entries]
+                kinds = [(entry.name, _kind(entry)) for entry in entries]
         except (FileNotFoundError, PermissionError):
             if at == path:
                 raise
             continue  # a writer has removed it since, or it hides its files from us
-        for name, kind in found:
+        for name, kind in kinds:
             if kind == stat.S_IFDIR:
                 waiting.append(at / name)
             elif kind == stat.S_IFREG:
@@ -272,46 +269,6 @@ def sync_file(path: Path, below: Path | None = None) -> None:
     """Make a finished file's bytes survive a power cut."""
     with open_regular(path, below) as file:
         os.fsync(file.fileno())
-
-
-def sha256(path: Path, below: Path | None = None) -> str:
-    """The sha256 of a whole file, in hex; of a file of specds' own where `below` is given, see `open_regular`."""
-    with _reading(path, below) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def edge_digest(path: Path, below: Path | None = None) -> str:
-    """sha256 over a file's first and last 64 KiB: cheap whatever the size, finds truncation and foreign headers."""
-    digest = hashlib.sha256()
-    with _reading(path, below) as file:
-        digest.update(file.read(_EDGE))
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _EDGE))
-        digest.update(file.read(_EDGE))
-    return digest.hexdigest()
-
-
-def sampled_digest(paths: Iterable[Path]) -> str:
-    """One digest over large files: for each its size, its first MiB and 256 blocks of 4 KiB spread evenly.
-
-    Two checkpoints of one architecture differ in it as soon as any sampled weight differs; reading takes
-    milliseconds, where hashing every byte of a 7B model takes a minute.
-    """
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            digest.update(size.to_bytes(8, "little"))
-            file.seek(0)
-            digest.update(file.read(_BLOCK))
-            for probe in range(_PROBES):
-                file.seek(size * probe // _PROBES)
-                digest.update(file.read(_PROBE))
-    return digest.hexdigest()
-
-
-def _reading(path: Path, below: Path | None) -> io.BufferedReader:
-    return path.open("rb") if below is None else open_regular(path, below)
 
 
 def _open(path: Path, below: Path | None, access: int) -> int:
@@ -359,13 +316,15 @@ def _temporary(name: str, place: int) -> tuple[str, io.BufferedRandom]:
 def _sweep(name: str, place: int) -> None:
     left = re.compile(re.escape(_stem(name)) + f"[0-9a-f]{{{2 * _RANDOM_BYTES}}}" + re.escape(_TEMPORARY))
     with os.scandir(place) as entries:
-        found = [one.name for one in entries if left.fullmatch(one.name) and one.is_file(follow_symlinks=False)]
-    for one in found:
+        leftovers = [
+            entry.name for entry in entries if left.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+        ]
+    for leftover in leftovers:
         with contextlib.suppress(OSError):
-            handle = os.open(one, os.O_RDWR | _PLAIN, dir_fd=place)
+            handle = os.open(leftover, os.O_RDWR | _PLAIN, dir_fd=place)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(one, dir_fd=place)
+                os.unlink(leftover, dir_fd=place)
             finally:
                 os.close(handle)
 

@@ -18,7 +18,7 @@ _LOG2_E = 1.4426950408889634
 
 @compiled
 def mix(state: Any) -> Any:
-    """SplitMix64's output function: 64 bits that depend on every bit of the state."""
+    """SplitMix64's output function: a uint64 that depends on every bit of the state, a uint64."""
     state = (state ^ (state >> uint64(30))) * FIRST
     state = (state ^ (state >> uint64(27))) * SECOND
     return state ^ (state >> uint64(31))
@@ -45,14 +45,14 @@ def gumbel_of(raw: Any) -> float:
 
 @compiled
 def gumbels(state: Any, tokens: Any, out: Any) -> None:
-    """out[i] = the draw of tokens[i]."""
+    """out[i] = the draw of tokens[i]: float[k] of integers [k], with the stream of `state`, a uint64."""
     for index in range(len(tokens)):
         out[index] = gumbel_of(bits(state, tokens[index]))
 
 
 @compiled
 def race(logits: Any, temperature: float, state: Any) -> Any:
-    """argmax over all tokens of logit / temperature + Gumbel draw; the first of equals.
+    """argmax over all tokens of logit / temperature + Gumbel draw, for logits float32[V]; the first of equals.
 
     Logarithms are taken only where they can matter: a draw above d needs 1 - u < e^-d, and the leading ones of u's
     bits bound 1 - u.
@@ -77,7 +77,7 @@ def race(logits: Any, temperature: float, state: Any) -> Any:
 
 @compiled
 def race_among(scaled: Any, tokens: Any, state: Any) -> Any:
-    """The same over some tokens, with their logits already divided by the temperature."""
+    """The same over some tokens, integers [k], with their logits [k] already divided by the temperature."""
     best, winner = -math.inf, int64(0)
     for index in range(len(tokens)):
         value = float(scaled[index]) + gumbel_of(bits(state, tokens[index]))
@@ -88,7 +88,7 @@ def race_among(scaled: Any, tokens: Any, state: Any) -> Any:
 
 @compiled
 def nucleus(scaled: Any, top_p: float, kept: Any) -> int:
-    """Which of some scaled logits top-p keeps: their indices into `kept`, ascending; returns how many.
+    """Which of some scaled logits, float[k], top-p keeps: their indices into `kept` [k], ascending; returns how many.
 
     Of the tokens by rising probability those go whose summed mass is at most 1 - top_p; the likeliest always stays.
     Tokens that even together with all others of their probability do not reach 1 - top_p need no sorting.
@@ -103,23 +103,23 @@ def nucleus(scaled: Any, top_p: float, kept: Any) -> int:
         weights[index] = math.exp(float(scaled[index] - highest))
         total += weights[index]
     least = total * (1.0 - top_p) / count
-    found = 0
+    size = 0
     below = 0.0
     for index in range(count):
         if weights[index] > least:
-            kept[found] = index
-            found += 1
+            kept[size] = index
+            size += 1
         else:
             below += weights[index]
-    if found == 0:  # all alike, or nearly
+    if size == 0:  # all alike, or nearly
         for index in range(count):
             kept[index] = index
-        found, below = count, 0.0
-    candidates = kept[:found].copy()
+        size, below = count, 0.0
+    candidates = kept[:size].copy()
     order = np.argsort(weights[candidates], kind="mergesort")
     mass = below
     first = 0
-    while first < found - 1:
+    while first < size - 1:
         mass += weights[candidates[order[first]]]
         if mass > total * (1.0 - top_p):
             break

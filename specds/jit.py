@@ -30,8 +30,12 @@ int64 = cast(Callable[[Any], int], np.int64)
 
 
 def compiled(function: F) -> F:
-    """Compile `function` on its first call, keep the machine code on disk, and release the GIL while it runs."""
-    return cast(F, _cached(numba.njit(nogil=True)(function), function))
+    """Compile `function` on its first call, keep the machine code on disk, and release the GIL while it runs.
+
+    Strict arithmetic is asked for by name: what is not said is taken over from whoever calls the function first, a
+    loose one included, and would be kept on disk so.
+    """
+    return cast(F, _cached(numba.njit(nogil=True, fastmath=False)(function), function))
 
 
 def compiled_inside(function: F) -> F:
@@ -39,7 +43,7 @@ def compiled_inside(function: F) -> F:
 
     Such a function makes no array and returns none, slices included; the first is refused, the second is not.
     """
-    return cast(F, _cached(numba.njit(nogil=True, _nrt=False)(function), function))
+    return cast(F, _cached(numba.njit(nogil=True, fastmath=False, _nrt=False)(function), function))
 
 
 def compiled_loosely(function: F) -> F:
@@ -57,8 +61,8 @@ def _cached(dispatcher: Any, function: Callable[..., Any]) -> Any:
     """
     with contextlib.suppress(OSError, TypeError):  # a function without a file is compiled each time
         places = _places(Path(inspect.getfile(function)).parent)
-        own = None if places.own is None else _cache_at(places.own)(function)
-        dispatcher._cache = _Kept(own, [_cache_at(place)(function) for place in places.others], places.complaint)
+        writable = None if places.own is None else _cache_at(places.own)(function)
+        dispatcher._cache = _Kept(writable, [_cache_at(place)(function) for place in places.others], places.complaint)
     return dispatcher
 
 
@@ -79,13 +83,13 @@ class _Kept:
         """The machine code for a signature; None if it is kept nowhere."""
         for cache in filter(None, (self._own, *self._others)):
             try:
-                found = cache.load_overload(signature, context)
+                code = cache.load_overload(signature, context)
             except Exception:  # a file cut by a power failure is unpickled: anything may come of it
                 if cache is self._own:
                     self.flush()
                 continue
-            if found is not None:
-                return found
+            if code is not None:
+                return code
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:

@@ -50,8 +50,8 @@ MAX_MANIFEST = Limit("SPECDS_MAX_MANIFEST", 16 << 20)
 
 def parse_size(text: str) -> int | None:
     """Bytes of a size such as 500MB, 2GB or 1.5GiB; None if it is not a size."""
-    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kKMGT]?)(i?)B?", text.strip())
-    if not found:
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kKMGT]?)(i?)B?", text.strip())
+    if not match:
         return None
-    base = 1024 if found[3] else 1000
-    return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))

@@ -7,10 +7,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from specds.errors import SpecdsError, first_line
+from specds.limits import MAX_ROW
 from specds.printing import is_unicode
 
 # Sums and quotients of what is smaller stay finite.
 _MOST = 1e100
+# Larger integers Arrow takes for no floating-point numbers, also where they are exact.
+_MOST_WHOLE = 1 << 53
+
+
+class TooLarge(ValueError):
+    """Reading the file would take more memory than `MAX_ROW` allows."""
 
 
 def damage() -> tuple[type[Exception], ...]:
@@ -26,6 +33,8 @@ def why(error: Exception) -> str:
         return "a name or a text in it is not UTF-8"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, TooLarge):
+        return f"it takes too much memory to read: {error}; {MAX_ROW.hint}"
     return first_line(error)[:200]
 
 
@@ -69,6 +78,7 @@ def fits(value: Any, kind: Any) -> bool:
         top = 1 << kind.bit_width - 1
         return isinstance(value, int) and not isinstance(value, bool) and -top <= value < top
     if pa.types.is_floating(kind):
-        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
-        return number and float(value) == value
+        if isinstance(value, float):
+            return abs(value) < _MOST
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST_WHOLE
     return isinstance(value, str) and is_unicode(value)

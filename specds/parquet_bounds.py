@@ -1,4 +1,4 @@
-"""What reading a Parquet file will take, by its own page headers, before it is read.
+"""What reading a Parquet file will take, by its own headers, before it is read.
 
 A page of a few bytes can stand for a billion values (runs of equal ones, dictionaries), and Arrow makes room for as
 many as the header of a page says, whatever the file's metadata said before. So the headers are read first.
@@ -6,29 +6,31 @@ many as the header of a page says, whatever the file's metadata said before. So 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
 
 import numpy as np
 
 from specds.limits import MAX_ROW
+from specds.parquet import TooLarge
+from specds.parquet_headers import Column, Footer, read_footer, read_page
 
-# In units of the longest row: the largest page, values of a row group, and bytes of a batch.
-_PAGE, _VALUES_OF_GROUP, _BATCH = 64, 8, 16
-_PLAIN = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
-_HEADER = 1 << 12
-_LONGEST_HEADER = 1 << 20
-_DEEPEST = 8
-_MOST_FIELDS = 1_000
-# parquet.thrift: fields of PageHeader, and the number of values in each kind of page's own header
-_UNCOMPRESSED, _COMPRESSED = 2, 3
-_DATA_PAGES = 5, 8
-_VALUES = 1
-
-
-class TooLarge(ValueError):
-    """Reading the file would take more memory than `MAX_ROW` allows."""
+# In units of the longest row: the largest page, values of a row group, bytes of a batch, and bytes of the footer.
+_PAGE, _VALUES_OF_GROUP, _BATCH, _FOOTER = 64, 8, 16, 4
+# Arrow takes a kilobyte for each column of a row group.
+_COLUMN_BYTES = 1 << 10
+# What is gone through as a whole may take so many times the file's own bytes (traces and results take ten), or what is
+# small. A field of a record that is held takes so many bytes besides.
+_UNFOLDED, _SMALL = 100, 64
+_FIELD = 64
+_KINDS = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+_TEXTS = (_KINDS.index("BYTE_ARRAY"), _KINDS.index("FIXED_LEN_BYTE_ARRAY"))
+# PLAIN, PLAIN_DICTIONARY, RLE, BIT_PACKED, RLE_DICTIONARY: none in which texts share bytes, but for dictionaries.
+_PLAIN = {0, 2, 3, 4, 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,69 +42,206 @@ class ColumnChunk:
         values: how many there are; empty lists and nulls count as one.
         largest: bytes of the largest page, unpacked; no single text is longer.
         repeats: whether texts may share bytes, so that they are longer than the pages together.
+        nested: whether it is part of a list or a struct, so that a row may hold several values.
     """
 
     path: str
     values: int
     largest: int
     repeats: bool
-
-    @property
-    def nested(self) -> bool:
-        """Whether a row may hold several values."""
-        return "." in self.path
+    nested: bool
 
 
-def open_parquet(stream: IO[bytes], **options: Any) -> Any:
-    """A `pyarrow.parquet.ParquetFile` for `bounded_batches`.
-
-    Raises: what pyarrow raises on damaged files.
-    """
-    import pyarrow.parquet as pq
-
-    metadata = pq.read_metadata(stream)
-    return pq.ParquetFile(stream, metadata=metadata, read_dictionary=sorted(_folded(metadata)), **options)
-
-
-def bounded_batches(stream: IO[bytes], file: Any, columns: Sequence[str], rows: int) -> Iterator[Any]:
-    """Record batches of up to so many rows, fewer where they might be large, within bounds that `MAX_ROW` raises.
+class BoundedFile:
+    """A Parquet file from elsewhere: a context in which it is read within bounds that `MAX_ROW` raises.
 
     Args:
-        stream: the file once more; its position changes.
-        file: what `open_parquet` made of it.
-        columns: names of top-level columns.
+        stream: the file; its position changes.
+        options: of `pyarrow.parquet.ParquetFile`.
+
+    Attributes:
+        schema: the Arrow schema; in batches, texts of lists and structs may be dictionaries.
 
     Raises:
-        TooLarge: a row group has more values, or a larger page, than is read at once.
-        ValueError: the pages are not where the metadata says, or hold other numbers of values.
+        TooLarge: the footer is larger than is read.
+        ValueError: it is damaged.
         and what pyarrow raises on damaged files.
     """
-    for group in range(file.metadata.num_row_groups):
-        chunks = column_chunks(stream, file.metadata, group, columns)
-        count = file.metadata.row_group(group).num_rows
-        yield from file.iter_batches(batch_rows(chunks, count, rows), row_groups=[group], columns=list(columns))
+
+    def __init__(self, stream: IO[bytes], **options: Any) -> None:
+        import pyarrow.parquet as pq
+
+        self._stream = stream
+        self._footer = _footer(stream)
+        self._size = stream.seek(0, os.SEEK_END)
+        self._folded = _folded(self._footer)
+        self._file = pq.ParquetFile(stream, read_dictionary=sorted(self._folded), **options)
+        self.schema = pq.ParquetFile(stream, metadata=self._file.metadata).schema_arrow
+        self._lists = _lists(self._file.schema, self._footer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return self._footer.rows
+
+    @property
+    def groups(self) -> Sequence[int]:
+        """The rows of each row group."""
+        return [group.rows for group in self._footer.groups]
+
+    def batches(self, columns: Sequence[str], rows: int, *, whole: bool = False) -> Iterator[Any]:
+        """Record batches of up to so many rows, fewer where they might be large.
+
+        Args:
+            columns: names of top-level columns.
+            rows: of a batch.
+            whole: all of them are gone through for one answer; small files of many rows are refused.
+
+        Raises:
+            TooLarge: a row group has more values, or a larger page, than is read at once.
+            ValueError: a column is missing or twice there; the pages are not where the footer says, or hold other
+                numbers of values.
+            and what pyarrow raises on damaged files.
+        """
+        for name in columns:
+            if self.schema.names.count(name) != 1:  # Arrow passes over names that are not there
+                raise ValueError(f"it has no column {name!r}, or more than one")
+        left = self._most()
+        for group, count in enumerate(self.groups):
+            if not count:  # then there may be no page
+                continue
+            most = batch_rows(self.chunks(group, columns), count, rows)
+            for batch in self._file.iter_batches(most, row_groups=[group], columns=list(columns)):
+                every = batch.to_struct_array()
+                _check_folded(every)
+                if whole and (left := left - unfolded_bytes(every)) < 0:
+                    raise _unfolds()
+                yield batch
+
+    def records(self, columns: Sequence[str], rows: int) -> Iterator[list[dict[str, Any]]]:
+        """Up to so many rows at a time, of a file that is gone through as a whole; see `batches`.
+
+        Raises:
+            TooLarge: also where a single row takes more bytes than `MAX_ROW`.
+        """
+        for batch in self.batches(columns, rows, whole=True):
+            yield from _records(batch)
+
+    def held(self, columns: Sequence[str], rows: int) -> list[dict[str, Any]]:
+        """All rows; see `records`."""
+        left = self._most()
+        found: list[dict[str, Any]] = []
+        for batch in self.batches(columns, rows):
+            left -= unfolded_bytes(batch.to_struct_array()) + batch.num_rows * batch.num_columns * _FIELD
+            if left < 0:
+                raise _unfolds()
+            for some in _records(batch):
+                found += some
+        return found
+
+    def _most(self) -> int:
+        return max(_SMALL * MAX_ROW.bytes, _UNFOLDED * self._size)
+
+    def chunks(self, group: int, columns: Sequence[str]) -> list[ColumnChunk]:
+        """The column chunks of a row group that hold some columns, none where it has no rows; see `batches`."""
+        about = self._footer.groups[group]
+        if not about.rows:
+            return []
+        wanted = tuple(f"{name}." for name in columns)
+        return [
+            self._chunk(place, column, about.rows)
+            for place, column in enumerate(about.columns)
+            if f"{column.path}.".startswith(wanted)
+        ]
+
+    def _chunk(self, place: int, column: Column, rows: int) -> ColumnChunk:
+        values = largest = 0
+        shares = False
+        start = column.start
+        while start < column.end:
+            page = read_page(self._stream, start)
+            start = page.end
+            largest = max(largest, page.unpacked)
+            if page.values is None:
+                continue
+            if page.dictionary:
+                shares = True
+                if page.values > page.unpacked:  # Arrow makes room for them before it looks for them
+                    raise ValueError(f"a dictionary of {column.path} cannot hold what it says")
+                continue
+            if page.encoding not in _PLAIN:
+                shares = True
+                if place in self._folded:
+                    raise ValueError(f"a page of {column.path} is in an encoding that the footer does not name")
+            values += page.values
+        listed = self._lists[place]
+        if start != column.end or values != column.values or (not listed and values != rows):
+            raise ValueError(f"the pages of {column.path} are not what the file's metadata says")
+        repeats = shares and column.kind in _TEXTS and place not in self._folded
+        return ColumnChunk(column.path, values, largest, repeats, listed or "." in column.path)
 
 
-def column_chunks(stream: IO[bytes], metadata: Any, group: int, columns: Sequence[str]) -> list[ColumnChunk]:
-    """The column chunks of a row group that hold some columns; see `bounded_batches`."""
-    about = metadata.row_group(group)
-    folded = _folded(metadata)
-    chunks = (about.column(number) for number in range(about.num_columns))
-    return [_chunk(stream, one, folded) for one in chunks if one.path_in_schema.partition(".")[0] in columns]
+def _unfolds() -> TooLarge:
+    return TooLarge(f"it holds more than {_UNFOLDED} times its own bytes")
 
 
-def _folded(metadata: Any) -> set[str]:
+def rows_of(path: str) -> int:
+    """How many rows a file says to have.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is damaged.
+    """
+    with Path(path).open("rb") as stream:
+        return _footer(stream).rows
+
+
+def _footer(stream: IO[bytes]) -> Footer:
+    bound = MAX_ROW.bytes
+    return read_footer(stream, most_bytes=_FOOTER * bound, most_columns=_PAGE * bound // _COLUMN_BYTES)
+
+
+def _folded(footer: Footer) -> set[int]:
     """The nested texts that Arrow can keep as a dictionary and numbers, so that a text takes its bytes once."""
-    found: dict[str, bool] = {}
-    for group in range(metadata.num_row_groups):
-        about = metadata.row_group(group)
-        for number in range(about.num_columns):
-            column = about.column(number)
-            path = column.path_in_schema
-            if "." in path:
-                plain = column.physical_type == "BYTE_ARRAY" and set(column.encodings) <= _PLAIN
-                found[path] = plain and found.get(path, True)
-    return {path for path, plain in found.items() if plain}
+    plain: dict[int, bool] = {}
+    for group in footer.groups:
+        for place, column in enumerate(group.columns):
+            folds = "." in column.path and column.kind == _TEXTS[0] and set(column.encodings) <= _PLAIN
+            plain[place] = folds and plain.get(place, True)
+    return {place for place, folds in plain.items() if folds}
+
+
+def _lists(schema: Any, footer: Footer) -> list[bool]:
+    """Of each column, whether a row may hold several of its values.
+
+    Raises:
+        ValueError: a row group has other columns than the schema, by which Arrow reads.
+    """
+    columns = [schema.column(place) for place in range(len(schema))]
+    kinds = [(column.path, _KINDS.index(column.physical_type)) for column in columns]
+    for group in footer.groups:
+        if [(column.path, column.kind) for column in group.columns] != kinds:
+            raise ValueError("a row group has other columns than the file")
+    return [column.max_repetition_level > 0 for column in columns]
+
+
+def _records(batch: Any) -> Iterator[list[dict[str, Any]]]:
+    size = unfolded_bytes(batch.to_struct_array())
+    if size <= MAX_ROW.bytes:
+        yield batch.to_pylist()
+    elif batch.num_rows == 1:
+        raise TooLarge(f"a row takes {size:,} bytes")
+    else:
+        half = batch.num_rows // 2
+        yield from _records(batch.slice(0, half))
+        yield from _records(batch.slice(half))
 
 
 def batch_rows(chunks: Sequence[ColumnChunk], count: int, most: int) -> int:
@@ -113,7 +252,7 @@ def batch_rows(chunks: Sequence[ColumnChunk], count: int, most: int) -> int:
         count: its rows.
 
     Raises:
-        TooLarge: as `bounded_batches`.
+        TooLarge: as `BoundedFile.batches`.
     """
     bound = MAX_ROW.bytes
     for chunk in chunks:
@@ -138,11 +277,10 @@ def unfolded_bytes(array: Any) -> int:
         lengths = _lengths(array.dictionary)
         indices = array.indices.drop_null()
         return int(lengths[np.asarray(indices)].sum()) if len(indices) else 0
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return unfolded_bytes(array.flatten()) + 8 * len(array)
-    if pa.types.is_struct(kind):
-        return sum(unfolded_bytes(field) for field in array.flatten())
-    return int(array.nbytes)
+    inner = _inner(array)
+    if inner is None:
+        return int(array.nbytes)
+    return sum(map(unfolded_bytes, inner)) + (0 if pa.types.is_struct(kind) else 8 * len(array))
 
 
 def _lengths(texts: Any) -> Any:
@@ -150,111 +288,39 @@ def _lengths(texts: Any) -> Any:
     import pyarrow as pa
 
     large = pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type)
+    if not (large or pa.types.is_string(texts.type) or pa.types.is_binary(texts.type)):
+        raise ValueError("a dictionary of what is no text")
     dtype = np.dtype(np.int64 if large else np.int32)
     offsets = np.frombuffer(texts.buffers()[1] or b"", dtype, len(texts) + 1, texts.offset * dtype.itemsize)
     return np.diff(offsets).astype(np.int64)
 
 
-def _chunk(stream: IO[bytes], column: Any, folded: set[str]) -> ColumnChunk:
-    # As Arrow finds the first page.
-    start = column.data_page_offset
-    if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
-        start = column.dictionary_page_offset
-    end = start + column.total_compressed_size
-    values = largest = 0
-    while start < end:
-        start, page = _page(stream, start)
-        largest = max(largest, _number(page, _UNCOMPRESSED))
-        own = next((page[kind] for kind in _DATA_PAGES if kind in page), None)
-        if own is not None:
-            values += _number(own, _VALUES)
-        start += _number(page, _COMPRESSED)
-    path = column.path_in_schema
-    if start != end or values != column.num_values:
-        raise ValueError(f"the pages of {path} are not what the file's metadata says")
-    text = column.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
-    repeats = text and path not in folded and (column.has_dictionary_page or not set(column.encodings) <= _PLAIN)
-    return ColumnChunk(path, values, largest, repeats)
+def _check_folded(array: Any) -> None:
+    """Refuse numbers that no text of a dictionary has: Arrow does not look, and would read what lies elsewhere."""
+    import pyarrow as pa
+
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        indices = array.indices.drop_null()
+        numbers = np.asarray(indices)
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(array.dictionary):
+            raise ValueError("a value stands for a text that its dictionary lacks")
+    else:
+        for field in _inner(array) or ():
+            _check_folded(field)
 
 
-def _page(stream: IO[bytes], start: int) -> tuple[int, dict[int, Any]]:
-    """The header of the page that starts here, and where its data starts."""
-    size = _HEADER
-    while True:
-        stream.seek(start)
-        data = stream.read(size)
-        try:
-            reader = _Thrift(data)
-            page = reader.struct()
-        except IndexError:
-            if len(data) < size or size >= _LONGEST_HEADER:
-                raise ValueError("a page's header is damaged") from None
-            size *= 16
-            continue
-        return start + reader.at, page
+def _inner(array: Any) -> list[Any] | None:
+    """What the rows of an array of lists, maps or structs hold; None of others."""
+    import pyarrow as pa
 
-
-def _number(fields: Any, field: int) -> int:
-    # Where a struct should be, a damaged header may have a number.
-    value = fields.get(field) if isinstance(fields, dict) else None
-    if not isinstance(value, int) or value < 0:
-        raise ValueError("a page's header is damaged")
-    return value
-
-
-class _Thrift:
-    """Structs of Thrift's compact protocol, as {field: value}; of containers only where they end."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self.at, self._left = data, 0, _MOST_FIELDS
-
-    def struct(self, depth: int = 0) -> dict[int, Any]:
-        fields: dict[int, Any] = {}
-        field = 0
-        while head := self._byte():
-            self._left -= 1
-            if depth > _DEEPEST or self._left < 0:
-                raise ValueError("a page's header is damaged")
-            field = field + (head >> 4) if head >> 4 else self._integer()
-            fields[field] = self._value(head & 15, depth)
-        return fields
-
-    def _value(self, kind: int, depth: int) -> Any:
-        match kind:
-            case 1 | 2:
-                return kind == 1
-            case 3:
-                return self._byte()
-            case 4 | 5 | 6:
-                return self._integer()
-            case 7:
-                return self._skip(8)
-            case 8:
-                return self._skip(self._varint())
-            case 12:
-                return self.struct(depth + 1)
-        raise ValueError("a page's header is damaged")  # no page header has lists, sets or maps
-
-    def _byte(self) -> int:
-        self.at += 1
-        return self._data[self.at - 1]
-
-    def _skip(self, count: int) -> None:
-        if self.at + count > len(self._data):
-            raise IndexError
-        self.at += count
-
-    def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-            if shift > 63:
-                raise ValueError("a page's header is damaged")
-
-    def _integer(self) -> int:
-        value = self._varint()
-        return (value >> 1) ^ -(value & 1)
+    types, kind = pa.types, array.type
+    if types.is_struct(kind):
+        return list(array.flatten())
+    if types.is_map(kind):
+        if not len(array):
+            return []
+        begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return [array.keys.slice(begin, end - begin), array.items.slice(begin, end - begin)]
+    lists = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+    return [array.flatten()] if any(is_such(kind) for is_such in lists) else None

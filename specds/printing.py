@@ -11,7 +11,10 @@ def printable(text: str, *, lines: bool = False) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or (lines and one == "\n") else ascii(one)[1:-1] for one in text)
+    return "".join(
+        character if character.isprintable() or (lines and character == "\n") else ascii(character)[1:-1]
+        for character in text
+    )
 
 
 def is_unicode(text: str) -> bool:

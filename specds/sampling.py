@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specds import gumbel
 from specds.errors import ModelError, UsageError
 
-_GOLDEN, _FIRST, _SECOND = (int(one.view(np.int64)) for one in (gumbel.GOLDEN, gumbel.FIRST, gumbel.SECOND))
+_GOLDEN, _FIRST, _SECOND = (int(constant.view(np.int64)) for constant in (gumbel.GOLDEN, gumbel.FIRST, gumbel.SECOND))
 
 
 @dataclass(frozen=True, slots=True)

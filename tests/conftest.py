@@ -17,7 +17,8 @@ from hypothesis import settings
 
 from specds.datastore import trial
 from specds.datastore.corpus import Document, add_documents
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.creation import create_store
+from specds.datastore.store import Store, open_store
 from specds.decode.pricing import measurement
 from specds.model import LanguageModel, load_model, wrap_model
 from specds.tokenizer import Tokenizer, wrap_tokenizer
@@ -43,6 +44,8 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ' ' + message['content'] + ' ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant' }}{% endif %}"
 )
+
+NewStore = Callable[..., Store]
 
 
 def make_tokenizer(size: int = VOCABULARY) -> Any:
@@ -178,7 +181,7 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def new_store(tmp_path: Path, tokenizer: Tokenizer) -> Callable[..., Store]:
+def new_store(tmp_path: Path, tokenizer: Tokenizer) -> NewStore:
     """Make a store of given documents; the argument is a list of (prompt, response) token lists."""
     count = 0
 

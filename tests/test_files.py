@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from specds.digests import sha256
 from specds.errors import OutputError, UnsafeFile
 from specds.files import (
     create,
@@ -22,7 +23,6 @@ from specds.files import (
     open_regular,
     remove_tree,
     replacing,
-    sha256,
     target_of,
     write_atomically,
 )

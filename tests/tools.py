@@ -20,7 +20,7 @@ from specds.datastore import manifest as manifests
 from specds.datastore.corpus import read_documents
 from specds.datastore.manifest import FileRecord, Manifest
 from specds.datastore.store import open_store
-from specds.files import edge_digest, sha256
+from specds.digests import edge_digest, sha256
 
 
 @dataclass(frozen=True)

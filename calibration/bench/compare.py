@@ -36,7 +36,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
 
 
 def _compare(paths: list[Path], summaries: list[dict[str, Any]], rows: list[list[Row]]) -> dict[str, Any]:
-    one, other = summaries
+    first, second = summaries
     names = [[_name(method["name"]) for method in summary["methods"]] for summary in summaries]
     groups = [{_name(group["group"]): group["methods"] for group in summary["groups"]} for summary in summaries]
     speeds = [_speeds(some) for some in rows]
@@ -48,9 +48,9 @@ def _compare(paths: list[Path], summaries: list[dict[str, Any]], rows: list[list
         for method in both:
             figures = [some[group][method] for some in groups]
             pairs = {
-                "speedup": [_estimate(own["speedup"][PLAIN]) for own in figures],
-                "mat": [_estimate(own["mat"]) for own in figures],
-                "tokens_per_second": [_estimate(own["tokens_per_second"]) for own in figures],
+                "speedup": [_estimate(figure["speedup"][PLAIN]) for figure in figures],
+                "mat": [_estimate(figure["mat"]) for figure in figures],
+                "tokens_per_second": [_estimate(figure["tokens_per_second"]) for figure in figures],
             }
             overlap = {name: overlaps(*pair) for name, pair in pairs.items()}
             paired = _paired(speeds, method, group if len(groups[0]) > 1 and group != ALL else None)
@@ -58,7 +58,7 @@ def _compare(paths: list[Path], summaries: list[dict[str, Any]], rows: list[list
     return {
         "results": [str(path) for path in paths],
         "valid": [summary["valid"] is True for summary in summaries],
-        "changed": _changed(one, other),
+        "changed": _changed(first, second),
         "only": {
             "methods": [_without(*names), _without(*reversed(names))],
             "groups": [_without(*map(list, groups)), _without(*map(list, reversed(groups)))],
@@ -67,20 +67,20 @@ def _compare(paths: list[Path], summaries: list[dict[str, Any]], rows: list[list
     }
 
 
-def overlaps(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool | None:
+def overlaps(first: dict[str, Any] | None, second: dict[str, Any] | None) -> bool | None:
     """Whether two intervals overlap; None where one of them is missing."""
-    if one is None or other is None or one["low"] is None or other["low"] is None:
+    if first is None or second is None or first["low"] is None or second["low"] is None:
         return None
-    return bool(one["low"] <= other["high"] and other["low"] <= one["high"])
+    return bool(first["low"] <= second["high"] and second["low"] <= first["high"])
 
 
-def _changed(one: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, Pair]]:
-    last = [checked_sessions(summary["sessions"])[-1] for summary in (one, other)]
+def _changed(first: dict[str, Any], second: dict[str, Any]) -> dict[str, dict[str, Pair]]:
+    last = [checked_sessions(summary["sessions"])[-1] for summary in (first, second)]
     sides = {
-        "options": [one["options"], other["options"]],
-        "machine": [own["machine"] for own in last],
-        "versions": [own["versions"] for own in last],
-        "git": [own["git"] or {} for own in last],
+        "options": [first["options"], second["options"]],
+        "machine": [session["machine"] for session in last],
+        "versions": [session["versions"] for session in last],
+        "git": [session["git"] or {} for session in last],
     }
     return {
         what: {name: [a.get(name), b.get(name)] for name in {**a, **b} if a.get(name) != b.get(name)}
@@ -97,21 +97,21 @@ def _name(value: Any) -> str:
 def _estimate(value: Any) -> Estimate | None:
     if value is None:
         return None
-    found = {name: value[name] for name in ("value", "low", "high")}
-    numbers = [one for name, one in found.items() if one is not None or name == "value"]
-    if not all(isinstance(one, int | float) and abs(one) < _MOST for one in numbers):
+    estimate = {name: value[name] for name in ("value", "low", "high")}
+    numbers = [number for name, number in estimate.items() if number is not None or name == "value"]
+    if not all(isinstance(number, int | float) and abs(number) < _MOST for number in numbers):
         raise TypeError("a figure is not a number")
-    return found
+    return estimate
 
 
 def _speeds(rows: list[Row]) -> dict[tuple[str, str, str], float]:
     """(group, prompt, method) → tokens a second, median over repeats; the same prompt has the same token ids."""
-    found: dict[tuple[str, str, str], list[float]] = {}
+    speeds: dict[tuple[str, str, str], list[float]] = {}
     for row in rows:
         if not row["error"]:
             prompt = str((row["prompt"], row["prompt_tokens"][0]))
-            found.setdefault((row["group"], prompt, row["method"]), []).append(row["new_tokens"] / row["seconds"])
-    return {key: float(np.median(values)) for key, values in found.items()}
+            speeds.setdefault((row["group"], prompt, row["method"]), []).append(row["new_tokens"] / row["seconds"])
+    return {key: float(np.median(values)) for key, values in speeds.items()}
 
 
 def _paired(speeds: list[dict[tuple[str, str, str], float]], method: str, group: str | None) -> dict[str, Any] | None:

@@ -91,7 +91,7 @@ class Ours:
 
     def answer(self, prompt: Prompt, max_new_tokens: int) -> Measured:
         """See `Contender.answer`. Nothing of an earlier request is left in the cache when the clock starts."""
-        self._target.prefill([0])
+        self._target.forget()
         self._target.passes = 0
         began = perf_counter()
         answer = self._engine.answer(prompt, max_new_tokens)
@@ -242,8 +242,8 @@ class Peer:
             turns.append(Turn(text, tuple(written), reason, tuple(tokens), ()))
             conversation.answered(text)
         seconds = perf_counter() - began
-        known = all(isinstance(one, int | float) and one >= 0 for one in claimed)
-        counted = all(isinstance(one, int) and one > 0 for one in passes)
+        known = all(isinstance(seconds, int | float) and seconds >= 0 for seconds in claimed)
+        counted = all(isinstance(count, int) and count > 0 for count in passes)
         return Measured(tuple(turns), seconds, sum(claimed) if known else None, sum(passes) if counted else None)
 
     def _tokens(self, record: dict[str, Any]) -> list[int]:
@@ -255,7 +255,7 @@ class Peer:
         if (
             not isinstance(tokens, list)
             or not tokens
-            or not all(type(one) is int and 0 <= one < most for one in tokens)
+            or not all(type(token) is int and 0 <= token < most for token in tokens)
         ):
             raise PeerError(f"{self.name} answered without token ids", f'"tokens" is a list of numbers below {most:,}')
         return until_stop(tokens, self._model.stop_tokens)
@@ -271,30 +271,30 @@ def complaints(measured: Measured) -> list[str]:
     Every committed token must be a drafted one on the accepted path or the target's own at its end, every step one
     pass of the target.
     """
-    found: list[str] = []
+    problems: list[str] = []
     steps = measured.steps
     if measured.passes is not None and measured.passes != len(steps):
-        found.append(f"reports {len(steps)} steps, and the target ran {measured.passes} passes")
+        problems.append(f"reports {len(steps)} steps, and the target ran {measured.passes} passes")
     for number, turn in enumerate(measured.turns):
         place = len(turn.prompt)
         for index, step in enumerate(turn.steps):
             where = f"turn {number}, step {index}"
             if step.index != index or step.position != place:
-                found.append(f"{where} says it is step {step.index} at position {step.position}, not {place}")
+                problems.append(f"{where} says it is step {step.index} at position {step.position}, not {place}")
             place += len(step.tokens)
             drafted = tuple(int(step.draft.tokens[node]) for node in step.path)
             parents = tuple(int(step.draft.parents[node]) for node in step.path)
             if parents != (-1, *step.path)[: len(parents)]:
-                found.append(f"{where} accepts nodes that are not a path")
+                problems.append(f"{where} accepts nodes that are not a path")
             if (
                 not step.tokens
                 or len(step.tokens) > len(drafted) + 1
                 or step.tokens[: len(drafted)] != (drafted[: len(step.tokens)])
             ):
-                found.append(f"{where} commits other tokens than the accepted ones and one of the target's")
+                problems.append(f"{where} commits other tokens than the accepted ones and one of the target's")
         if tuple(token for step in turn.steps for token in step.tokens) != turn.tokens:
-            found.append(f"the steps of turn {number} do not add up to its text")
-    return found
+            problems.append(f"the steps of turn {number} do not add up to its text")
+    return problems
 
 
 def counters_of(measured: Measured) -> Counters | None:

@@ -97,7 +97,7 @@ def groups_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
     chosen = {name: [prompt for prompt in prompts if group[prompt] == name] for name in names}
     if len(names) > 1:
         chosen[ALL] = prompts
-    found = []
+    groups = []
     for name, some in chosen.items():
         samples = resamples(len(some))
         tables = {method: _table([of[method, prompt] for prompt in some]) for method in methods}
@@ -105,8 +105,8 @@ def groups_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
         for method in methods:
             figures[method] |= _texts([row for prompt in some for row in of[method, prompt]])
         tokens = int(tables[PLAIN]["new_tokens"].sum())
-        found.append({"group": name, "prompts": len(some), "tokens": tokens, "methods": figures})
-    return found
+        groups.append({"group": name, "prompts": len(some), "tokens": tokens, "methods": figures})
+    return groups
 
 
 Table = Mapping[str, NDArray[np.float64]]
@@ -117,35 +117,35 @@ def _table(prompts: Sequence[Sequence[Row]]) -> Table:
 
     def column(name: str, over: Any) -> NDArray[np.float64]:
         values = [[np.nan if row[name] is None else float(row[name]) for row in rows] for rows in prompts]
-        return np.array([over(one) for one in values])
+        return np.array([over(row_values) for row_values in values])
 
-    found = {name: column(name, np.mean) for name in _SUMS}
-    found |= {f"{part}_seconds": column(f"{part}_seconds", np.mean) for part in _PARTS}
-    found["seconds"] = column("seconds", np.median)
+    columns = {name: column(name, np.mean) for name in _SUMS}
+    columns |= {f"{part}_seconds": column(f"{part}_seconds", np.mean) for part in _PARTS}
+    columns["seconds"] = column("seconds", np.median)
     each = [[row["seconds"] / row["new_tokens"] for row in rows] for rows in prompts]
-    found["per_token"] = np.array([np.median(one) for one in each])
-    found["spread"] = np.array([(max(one) - min(one)) / np.median(one) for one in each])
-    return found
+    columns["per_token"] = np.array([np.median(times) for times in each])
+    columns["spread"] = np.array([(max(times) - min(times)) / np.median(times) for times in each])
+    return columns
 
 
-def _figures(own: Table, tables: Mapping[str, Table], samples: Samples) -> dict[str, Any]:
+def _figures(table: Table, tables: Mapping[str, Table], samples: Samples) -> dict[str, Any]:
     speedup = {
-        base: middle(tables[base]["per_token"] / own["per_token"], samples)
+        base: middle(tables[base]["per_token"] / table["per_token"], samples)
         for base in (PLAIN, GENERATE)
         if base in tables
     }
     return {
-        "tokens": float(own["new_tokens"].sum()),
-        "seconds": float(own["seconds"].sum()),
-        "tokens_per_second": ratio(own["new_tokens"], own["seconds"], samples),
+        "tokens": float(table["new_tokens"].sum()),
+        "seconds": float(table["seconds"].sum()),
+        "tokens_per_second": ratio(table["new_tokens"], table["seconds"], samples),
         "speedup": speedup,
-        "mat": ratio(own["new_tokens"], own["steps"], samples),
-        "acceptance": ratio(own["accepted"], own["path_drafted"], samples),
-        "node_acceptance": ratio(own["accepted"], own["drafted"], samples),
-        "drafted_per_step": ratio(own["drafted"], own["steps"], samples),
-        "drafting": ratio(own["draft_seconds"], own["claimed_seconds"], samples),
-        "rescued": None if np.isnan(own["rescued"]).any() else float(own["rescued"].sum()),
-        "spread": float(np.median(own["spread"])),
+        "mat": ratio(table["new_tokens"], table["steps"], samples),
+        "acceptance": ratio(table["accepted"], table["path_drafted"], samples),
+        "node_acceptance": ratio(table["accepted"], table["drafted"], samples),
+        "drafted_per_step": ratio(table["drafted"], table["steps"], samples),
+        "drafting": ratio(table["draft_seconds"], table["claimed_seconds"], samples),
+        "rescued": None if np.isnan(table["rescued"]).any() else float(table["rescued"].sum()),
+        "spread": float(np.median(table["spread"])),
     }
 
 
@@ -178,12 +178,12 @@ def steps_of(path: Path, prompts: Sequence[str]) -> dict[str, dict[str, Any]]:
     pass with its verification, by rows.
     """
     wanted = set(prompts)
-    found: dict[str, _Seen] = defaultdict(_Seen)
+    seen_of: dict[str, _Seen] = defaultdict(_Seen)
     for batch in read_steps(path, _STEP_COLUMNS):
         for row in batch:
             if row["prompt"] in wanted:
-                found[row["method"]].add(row)
-    return {method: seen.figures() for method, seen in found.items()}
+                seen_of[row["method"]].add(row)
+    return {method: seen.figures() for method, seen in seen_of.items()}
 
 
 class _Seen:
@@ -253,18 +253,18 @@ class _Seen:
         tried, taken = (
             np.array([counts[depth][prompt] for prompt in prompts], np.float64) for counts in (self.tried, self.taken)
         )
-        found = {"depth": depth, "tried": int(tried.sum()), "accepted": int(taken.sum())}
+        counts_at = {"depth": depth, "tried": int(tried.sum()), "accepted": int(taken.sum())}
         rate: Estimate = {"value": None, "low": None, "high": None}
         if depth <= DEPTHS and tried.sum() >= LEAST_TRIED:
             rate = ratio(taken, tried, resamples(len(prompts))) or rate
-        return {**found, "rate": rate["value"], "low": rate["low"], "high": rate["high"]}
+        return {**counts_at, "rate": rate["value"], "low": rate["low"], "high": rate["high"]}
 
 
 def passes_of(steps: Mapping[str, Mapping[str, Any]]) -> list[dict[str, float]]:
     """Seconds of this run's passes by rows: the methods' medians, weighted by how many steps had them."""
     sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for own in steps.values():
-        for one in own["cost"]:
-            sums[one["rows"]][0] += one["steps"] * one["seconds"]
-            sums[one["rows"]][1] += one["steps"]
+    for figures in steps.values():
+        for size in figures["cost"]:
+            sums[size["rows"]][0] += size["steps"] * size["seconds"]
+            sums[size["rows"]][1] += size["steps"]
     return [{"rows": rows, "seconds": total / count} for rows, (total, count) in sorted(sums.items())]

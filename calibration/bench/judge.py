@@ -28,9 +28,9 @@ Problem = dict[str, Any]
 
 def differs(plain: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> tuple[int, int] | None:
     """The first (turn, token) at which two answers differ; None where they do not."""
-    for turn, (one, two) in enumerate(zip(plain, other, strict=True)):
-        if list(one) != list(two):
-            pairs = zip([*one, -1], [*two, -1], strict=False)
+    for turn, (expected, given) in enumerate(zip(plain, other, strict=True)):
+        if list(expected) != list(given):
+            pairs = zip([*expected, -1], [*given, -1], strict=False)
             return turn, next(place for place, (a, b) in enumerate(pairs) if a != b)
     return None
 
@@ -52,13 +52,13 @@ def compare_texts(rows: Sequence[Row], model: LanguageModel, sampling: Sampling,
         if place is None:
             continue
         turn, at = place
-        one, two = base["tokens"][turn], row["tokens"][turn]
+        expected, given = base["tokens"][turn], row["tokens"][turn]
         gap = None
-        if at < min(len(one), len(two)):
-            key = (row["prompt"], turn, at, one[at], two[at])
+        if at < min(len(expected), len(given)):
+            key = (row["prompt"], turn, at, expected[at], given[at])
             if key not in known:
                 prompt = base["prompt_tokens"][turn]
-                known[key] = logit_gap(model, [*prompt, *one[:at]], (one[at], two[at]), sampling, prompt)
+                known[key] = logit_gap(model, [*prompt, *expected[:at]], (expected[at], given[at]), sampling, prompt)
             gap = known[key]
         row |= {"differs_turn": turn, "differs_at": at, "near_tie": gap is not None and gap <= near_tie}
         row["gap"] = gap if gap is not None and math.isfinite(gap) else None
@@ -104,10 +104,12 @@ def problems_of(rows: Sequence[Row]) -> list[Problem]:
     near-tie excuses it; `steps`, one whose steps contradict its text or the passes counted from outside; `time`, a
     contender whose own account is not the time that its answers took.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
 
     def say(kind: str, row: Row, text: str, prompt: bool = True) -> None:
-        found.append({"kind": kind, "method": row["method"], "prompt": row["prompt"] if prompt else None, "text": text})
+        problems.append(
+            {"kind": kind, "method": row["method"], "prompt": row["prompt"] if prompt else None, "text": text}
+        )
 
     for row in rows:
         if row["error"]:
@@ -116,12 +118,12 @@ def problems_of(rows: Sequence[Row]) -> list[Problem]:
         if row["lossless"] and row["same"] is False and not row["near_tie"]:
             gap = "where one text ends" if row["gap"] is None else f"{row['gap']:.4f} logits below the model's pick"
             say("text", row, f"token {row['differs_at']} of turn {row['differs_turn']} is not plain decoding's, {gap}")
-        for one in row["complaints"][:_MOST_COMPLAINTS]:
-            say("steps", row, one)
+        for complaint in row["complaints"][:_MOST_COMPLAINTS]:
+            say("steps", row, complaint)
     for method in dict.fromkeys(row["method"] for row in rows):
-        own = [row for row in rows if row["method"] == method and row["claimed_seconds"] is not None]
-        seconds, claimed = sum(row["seconds"] for row in own), sum(row["claimed_seconds"] for row in own)
+        timed = [row for row in rows if row["method"] == method and row["claimed_seconds"] is not None]
+        seconds, claimed = sum(row["seconds"] for row in timed), sum(row["claimed_seconds"] for row in timed)
         if abs(seconds - claimed) > max(_SECONDS, _SHARE * seconds):
             text = f"accounts for {claimed:.3f} s, and its answers took {seconds:.3f} s"
-            say("time", own[0], text, prompt=False)
-    return found
+            say("time", timed[0], text, prompt=False)
+    return problems

@@ -113,9 +113,9 @@ def settled(style: str) -> str:
             ]
         else:
             every = [(selector.strip(), body)]
-        for name, one in every:
-            if not one.strip().startswith("--"):
-                rules.append(f"{name} {{{variable.sub(lambda found: colours[found[1]], one).strip()}}}")
+        for name, rule in every:
+            if not rule.strip().startswith("--"):
+                rules.append(f"{name} {{{variable.sub(lambda match: colours[match[1]], rule).strip()}}}")
     return "".join(rules)
 
 
@@ -208,22 +208,22 @@ def lines(
         parts.append(f'<line class="grid" x1="{left:.1f}" x2="{WIDTH - 16}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick" x="{left - 5:.1f}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
     for line in series:
-        parts += _band(line, lambda one: scale(place(one)), lambda one: across(level(one)))
+        parts += _band(line, lambda value: scale(place(value)), lambda value: across(level(value)))
     for line in series:
-        spots = [(scale(place(one)), across(level(other))) for one, other in line.points]
+        spots = [(scale(place(x)), across(level(y))) for x, y in line.points]
         if not line.marks:
-            path = " ".join(f"{one:.1f},{other:.1f}" for one, other in spots)
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
             parts.append(f'<polyline class="line hue{line.hue % HUES}"{_dash(line)} points="{path}"/>')
         bands = line.band or [None] * len(spots)
-        for (one, other), point, ends in zip(spots, line.points, bands, strict=True):
+        for (x, y), point, ends in zip(spots, line.points, bands, strict=True):
             low, high = ends or (None, None)
             data = _data(series=line.name, x=point[0], y=point[1], low=low, high=high)
             said = "" if low is None else f" ({low:.4g} to {high:.4g})"
             tip = _tip(f"{line.name}: {_number(point[0])}, {point[1]:.4g}{said}")
             radius = 4.5 if line.marks else 2.6
             parts.append(
-                f'<circle class="point hue{line.hue % HUES}{" alone" if line.marks else ""}" cx="{one:.1f}" '
-                f'cy="{other:.1f}" r="{radius}" {data}>{tip}</circle>'
+                f'<circle class="point hue{line.hue % HUES}{" alone" if line.marks else ""}" cx="{x:.1f}" '
+                f'cy="{y:.1f}" r="{radius}" {data}>{tip}</circle>'
             )
     return Plot(title, _HEIGHT, parts, [(line.name, _key(line)) for line in series])
 
@@ -231,15 +231,15 @@ def lines(
 def _band(line: Line, x: Callable[[float], float], y: Callable[[float], float]) -> list[str]:
     """An area for each run of points whose ends are known; an upright stroke for a point on its own."""
     runs: list[list[tuple[float, float, float]]] = [[]]
-    for (one, _), ends in zip(line.points, line.band, strict=False):
+    for (at, _), ends in zip(line.points, line.band, strict=False):
         if ends is None:
             runs.append([])
         else:
-            runs[-1].append((x(one), y(ends[0]), y(ends[1])))
+            runs[-1].append((x(at), y(ends[0]), y(ends[1])))
     parts = []
     for run in filter(None, runs):
-        edge = [(one, low) for one, low, _ in run] + [(one, high) for one, _, high in reversed(run)]
-        points = " ".join(f"{one:.1f},{other:.1f}" for one, other in edge)
+        edge = [(at, low) for at, low, _ in run] + [(at, high) for at, _, high in reversed(run)]
+        points = " ".join(f"{at:.1f},{level:.1f}" for at, level in edge)
         parts.append(f'<polygon class="band hue{line.hue % HUES}" points="{points}"/>')
     return parts
 

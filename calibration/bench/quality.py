@@ -20,12 +20,12 @@ def rouge_l(text: str, reference: str) -> float:
     return 2 * common(words, other) / (len(words) + len(other))
 
 
-def common(one: Sequence[str], other: Sequence[str]) -> int:
+def common(words: Sequence[str], other: Sequence[str]) -> int:
     """Length of the longest common subsequence."""
     numbers: dict[str, int] = {}
     columns = np.array([numbers.setdefault(word, len(numbers)) for word in other])
     best = np.zeros(len(columns) + 1, np.int64)
-    for word in one:
+    for word in words:
         hit = np.append(0, best[:-1] + (columns == numbers.get(word, -1)))
         best = np.maximum.accumulate(np.maximum(best, hit))
     return int(best[-1])
@@ -40,11 +40,11 @@ def correct(text: str, reference: str) -> bool | None:
     expected = _marked(reference)
     if expected is None:
         return None
-    found = _marked(text)
-    if found is None:
+    answer = _marked(text)
+    if answer is None:
         numbers = _NUMBER.findall(text)
-        found = _plain(numbers[-1]) if numbers else ""
-    return found == expected
+        answer = _plain(numbers[-1]) if numbers else ""
+    return answer == expected
 
 
 def _marked(text: str) -> str | None:

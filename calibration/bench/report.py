@@ -7,11 +7,11 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specds.calibration.bench.figures import ALL, FEW, GENERATE, LEAST_TRIED, LENGTHS
+from specds.calibration.bench.headline import best_of, caution, counted, headline
 from specds.calibration.bench.judge import PLAIN
 from specds.calibration.bench.plots import (
     Interval,
@@ -36,12 +36,12 @@ _LEAST_ROWS = 16
 def report(summary: dict[str, Any]) -> str:
     """The page of a summary."""
     model = summary["options"]["model"]
-    groups, methods = summary["groups"], [one["name"] for one in summary["methods"]]
+    groups, methods = summary["groups"], [method["name"] for method in summary["methods"]]
     hue = {name: number for number, name in enumerate(methods)}
     plot_style = _PLOT_STYLE.read_text()
     parts = [_head(summary)]
     if groups:
-        parts.append(_headline(summary, groups[-1]))
+        parts.append(headline(summary, groups[-1]))
     parts.append(_verdict(summary))
     if groups:
         parts += [
@@ -66,73 +66,6 @@ def report(summary: dict[str, Any]) -> str:
     return printable(page, lines=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fastest:
-    """A method with its speedup over plain decoding."""
-
-    name: str
-    value: float
-    low: float | None
-    high: float | None
-
-    @property
-    def text(self) -> str:
-        interval = "" if self.low is None or self.high is None else f" ({self.low:.2f}–{self.high:.2f})"
-        return f"{self.value:.2f} × plain decoding{interval}"
-
-
-def _ranked(summary: dict[str, Any], group: dict[str, Any], *, lossless: bool) -> list[_Fastest]:
-    """The methods but plain decoding, the fastest first: the lossless ones, or the lossy ones."""
-    found = [
-        _Fastest(one["name"], **group["methods"][one["name"]]["speedup"][PLAIN])
-        for one in summary["methods"]
-        if one["name"] != PLAIN and bool(one["lossless"]) is lossless
-    ]
-    return sorted(found, key=lambda one: -one.value)
-
-
-def _best(summary: dict[str, Any], group: dict[str, Any]) -> str:
-    """The fastest of the lossless methods, plain decoding included."""
-    ranked = _ranked(summary, group, lossless=True)
-    return ranked[0].name if ranked and ranked[0].value > 1 else PLAIN
-
-
-def _headline(summary: dict[str, Any], group: dict[str, Any]) -> str:
-    """What came of it, in a sentence or two; nothing where it is not to be relied on."""
-    ranked, lossy = (_ranked(summary, group, lossless=own) for own in (True, False))
-    if not summary["valid"] or not (ranked or lossy):
-        return ""
-    count = _count(group["prompts"], "prompt")
-    said = []
-    if ranked:
-        best, *others = ranked
-        if best.low is None or best.low > 1:
-            said.append(f"{best.name} is the fastest: {best.text} over {count}, with the same text.")
-            near = [one.name for one in others if None not in (one.high, best.low) and one.high >= best.low]  # type: ignore[operator]
-            if near:
-                said.append(f"Within its interval: {', '.join(near[:3])}{' and others' if len(near) > 3 else ''}.")
-        elif best.value > 1:
-            said.append(
-                f"No method is surely faster than plain decoding: {best.name} comes nearest, {best.text} over {count}."
-            )
-        else:
-            said.append(f"Plain decoding is the fastest: {best.name}, the next, is {best.text} over {count}.")
-    if lossy and (not ranked or lossy[0].value > max(1.0, ranked[0].value)):
-        said.append(f"{lossy[0].name}, which is not lossless, is {lossy[0].text}.")
-    return f'<p class="headline">{escape(" ".join(said))}</p>{_caution([group])}'
-
-
-def _caution(groups: Sequence[dict[str, Any]]) -> str:
-    few = [f"{group['group']} ({group['prompts']})" for group in groups if group["prompts"] < FEW]
-    if not few:
-        return ""
-    which = "There are" if len(groups) == 1 else f"{', '.join(few)}:"
-    return (
-        f'<p class="careful">⚠ {escape(which)} fewer than {FEW} prompts: too few to say how fast others would be, and '
-        "the intervals are too narrow.</p>"
-    )
-
-
 def _head(summary: dict[str, Any]) -> str:
     options = summary["options"]
     model, sampling = options["model"], options["sampling"]
@@ -141,57 +74,57 @@ def _head(summary: dict[str, Any]) -> str:
     line = (
         f"{model['name']}, {model['dtype']}, {options['runtime']} runtime, {how}, at most "
         f"{options['max_new_tokens']} tokens a turn. {summary['prompts']['compared']} prompts, "
-        f"{len(summary['methods'])} methods, {_count(options['repeats'], 'repeat')}. "
+        f"{len(summary['methods'])} methods, {counted(options['repeats'], 'repeat')}. "
         f"{machine.get('gpu') or machine.get('processor', '')}"
-        + (f", {_count(machine['threads'], 'thread')}." if "threads" in machine else "")
+        + (f", {counted(machine['threads'], 'thread')}." if "threads" in machine else "")
     )
     return f"<header><h1>How fast, and is it the same text?</h1><p>{escape(line)}</p></header>"
 
 
 def _verdict(summary: dict[str, Any]) -> str:
     if summary["valid"]:
-        ties = sum(one["near_tie"] for one in summary["differences"])
+        ties = sum(difference["near_tie"] for difference in summary["differences"])
         text = "Every text that should be plain decoding's is, token for token"
-        text += f", up to {_count(ties, 'near-tie')}." if ties else "."
+        text += f", up to {counted(ties, 'near-tie')}." if ties else "."
         return (
             f'<p class="verdict good"><strong>Valid.</strong> {text} Steps, passes and clocks agree with what was seen '
             "from outside.</p>"
         )
     problems = summary["problems"]
     items = "".join(
-        f"<li><b>{escape(one['kind'])}</b> {escape(one['method'])}"
-        + (f", prompt {escape(one['prompt'])}" if one["prompt"] is not None else "")
-        + f": {escape(one['text'])}</li>"
-        for one in problems[:_MOST_PROBLEMS]
+        f"<li><b>{escape(problem['kind'])}</b> {escape(problem['method'])}"
+        + (f", prompt {escape(problem['prompt'])}" if problem["prompt"] is not None else "")
+        + f": {escape(problem['text'])}</li>"
+        for problem in problems[:_MOST_PROBLEMS]
     )
     more = (
         f"<p>… and {len(problems) - _MOST_PROBLEMS} more in summary.json.</p>" if len(problems) > _MOST_PROBLEMS else ""
     )
     return (
-        f'<div class="verdict bad"><strong>Not valid.</strong> {_count(len(problems), "problem")}; do not rely on '
+        f'<div class="verdict bad"><strong>Not valid.</strong> {counted(len(problems), "problem")}; do not rely on '
         f"these figures.<ul>{items}</ul>{more}</div>"
     )
 
 
 def _overview(summary: dict[str, Any], group: dict[str, Any]) -> str:
-    generate = any(one["name"] == GENERATE for one in summary["methods"])
+    generate = any(method["name"] == GENERATE for method in summary["methods"])
     columns = ["method", "× plain", *(["× generate"] if generate else []), "tokens/s", "MAT"]
     columns += ["accepted of path", "of nodes", "nodes a step", "drafting", "same text"]
-    best = _best(summary, group)
+    best = best_of(summary, group)
     rows = []
-    for one in summary["methods"]:
-        own = group["methods"][one["name"]]
-        cells: list[Any] = [Figure.of(own["speedup"][PLAIN], 2)]
-        cells += [Figure.of(own["speedup"][GENERATE], 2)] if generate else []
-        cells += [Figure.of(own["tokens_per_second"], 1), Figure.of(own["mat"], 2)]
-        cells += [Figure.of(own[name], 1, percent=True, alone=True) for name in ("acceptance", "node_acceptance")]
+    for method in summary["methods"]:
+        figures = group["methods"][method["name"]]
+        cells: list[Any] = [Figure.of(figures["speedup"][PLAIN], 2)]
+        cells += [Figure.of(figures["speedup"][GENERATE], 2)] if generate else []
+        cells += [Figure.of(figures["tokens_per_second"], 1), Figure.of(figures["mat"], 2)]
+        cells += [Figure.of(figures[name], 1, percent=True, alone=True) for name in ("acceptance", "node_acceptance")]
         cells += [
-            Figure.of(own["drafted_per_step"], 1, alone=True),
-            Figure.of(own["drafting"], 2, percent=True, alone=True),
+            Figure.of(figures["drafted_per_step"], 1, alone=True),
+            Figure.of(figures["drafting"], 2, percent=True, alone=True),
         ]
-        cells.append(f"{own['same']} of {own['answers']}" + ("" if one["lossless"] else ", lossy"))
-        kind = frozenset({-1} if one["name"] == best else ())
-        rows.append(Row(one["name"], cells, "peer" if one["peer"] else "", kind))
+        cells.append(f"{figures['same']} of {figures['answers']}" + ("" if method["lossless"] else ", lossy"))
+        kind = frozenset({-1} if method["name"] == best else ())
+        rows.append(Row(method["name"], cells, "peer" if method["peer"] else "", kind))
     title = f"All prompts ({group['prompts']})" if group["group"] == ALL else group["group"]
     return _section(title, _table(Grid("overview", columns, rows)))
 
@@ -201,13 +134,13 @@ def _by_group(title: str, summary: dict[str, Any]) -> str:
     if len(groups) < 2:
         return ""
     columns = ["method", *(f"{group['group']} ({group['prompts']})" for group in groups)]
-    best = [_best(summary, group) for group in groups]
+    best = [best_of(summary, group) for group in groups]
     rows = []
-    for one in summary["methods"]:
-        own = [group["methods"][one["name"]] for group in groups]
-        cells = [(Figure.of(some["speedup"][PLAIN], 2), Figure.of(some["mat"], 2, alone=True)) for some in own]
-        marked = frozenset(place for place, name in enumerate(best) if name == one["name"])
-        rows.append(Row(one["name"], cells, best=marked))
+    for method in summary["methods"]:
+        figures = [group["methods"][method["name"]] for group in groups]
+        cells = [(Figure.of(some["speedup"][PLAIN], 2), Figure.of(some["mat"], 2, alone=True)) for some in figures]
+        marked = frozenset(place for place, name in enumerate(best) if name == method["name"])
+        rows.append(Row(method["name"], cells, best=marked))
     return _section(
         title, _table(Grid("by-task", columns, rows, ("", "MAT"))), "The fastest of each task stands in bold."
     )
@@ -217,8 +150,8 @@ def _speedups(summary: dict[str, Any]) -> str:
     groups = summary["groups"]
     rows = {
         group["group"]: [
-            Interval(name, **own["speedup"][PLAIN], best=name == _best(summary, group))
-            for name, own in group["methods"].items()
+            Interval(name, **figures["speedup"][PLAIN], best=name == best_of(summary, group))
+            for name, figures in group["methods"].items()
             if name != PLAIN
         ]
         for group in groups
@@ -229,29 +162,29 @@ def _speedups(summary: dict[str, Any]) -> str:
     ticks = interval_ticks(every, 1.0)
     figures = []
     for group in groups:
-        title = f"{group['group']} ({_count(group['prompts'], 'prompt')})"
+        title = f"{group['group']} ({counted(group['prompts'], 'prompt')})"
         plot = intervals(f"Speedup: {title}", rows[group["group"]], 1.0, "× plain decoding", ticks)
         few = f"⚠ Fewer than {FEW} prompts." if group["prompts"] < FEW else ""
         figures.append(_figure(title, plot, few))
     return _section(
         "Speedup by task",
-        (_caution(groups) if len(groups) > 1 else "") + f'<div class="plots">{"".join(figures)}</div>',
+        (caution(groups) if len(groups) > 1 else "") + f'<div class="plots">{"".join(figures)}</div>',
         "Median over prompts of plain decoding's time per token over the method's; bars are 95 % intervals by "
         "bootstrap over prompts, paired. All panels have one axis; the fastest has a ring.",
     )
 
 
 def _quality(summary: dict[str, Any], group: dict[str, Any]) -> str:
-    lossy = [one["name"] for one in summary["methods"] if not one["lossless"]]
+    lossy = [method["name"] for method in summary["methods"] if not method["lossless"]]
     if not lossy:
         return ""
     rows = []
     for name in [PLAIN, *lossy]:
-        own = group["methods"][name]
-        cells: list[Any] = [Figure.of(own["speedup"][PLAIN], 2), Figure(own["log_p"], digits=3)]
-        cells.append(f"{own['same']} of {own['answers']}")
-        cells += [Figure(own[key], digits=3) for key in ("rouge_l_plain", "rouge_l")]
-        cells += [Figure(own["correct"], digits=1, percent=True), str(own["graded"])]
+        figures = group["methods"][name]
+        cells: list[Any] = [Figure.of(figures["speedup"][PLAIN], 2), Figure(figures["log_p"], digits=3)]
+        cells.append(f"{figures['same']} of {figures['answers']}")
+        cells += [Figure(figures[key], digits=3) for key in ("rouge_l_plain", "rouge_l")]
+        cells += [Figure(figures["correct"], digits=1, percent=True), str(figures["graded"])]
         rows.append(Row(name, cells))
     columns = ["method", "× plain", "log p a token", "unchanged", "ROUGE-L to plain", "to reference", "correct", "of"]
     text = (
@@ -263,13 +196,13 @@ def _quality(summary: dict[str, Any], group: dict[str, Any]) -> str:
 
 def _drafts(summary: dict[str, Any], group: dict[str, Any], hue: dict[str, int]) -> str:
     steps = {name: summary["steps"][name] for name in hue if name in summary["steps"]}
-    drafting = {name: own for name, own in steps.items() if len(own["budget"]) > 1}
+    drafting = {name: counts for name, counts in steps.items() if len(counts["budget"]) > 1}
     figures = []
     if drafting:
         title = "Accepted tokens a step"
-        plot = shares(title, [(name, own["shares"]) for name, own in drafting.items()], LENGTHS, "share of steps")
+        plot = shares(title, [(name, counts["shares"]) for name, counts in drafting.items()], LENGTHS, "share of steps")
         figures.append(_figure(title, plot, "How many drafted tokens a step accepts, prefills left out."))
-        depth = [_acceptance(name, own["depth"], hue[name]) for name, own in drafting.items()]
+        depth = [_acceptance(name, counts["depth"], hue[name]) for name, counts in drafting.items()]
         depth = [line for line in depth if line.points]
         if depth:
             title = "Acceptance by depth"
@@ -284,8 +217,8 @@ def _drafts(summary: dict[str, Any], group: dict[str, Any], hue: dict[str, int])
             )
         title = "MAT against budget"
         mat = [
-            Line(name, [(one["budget"], one["mat"]) for one in own["budget"]], hue[name])
-            for name, own in drafting.items()
+            Line(name, [(size["budget"], size["mat"]) for size in counts["budget"]], hue[name])
+            for name, counts in drafting.items()
         ]
         figures.append(
             _figure(
@@ -300,14 +233,14 @@ def _drafts(summary: dict[str, Any], group: dict[str, Any], hue: dict[str, int])
 
 
 def _acceptance(name: str, depths: Sequence[dict[str, Any]], hue: int) -> Line:
-    shown = [one for one in depths if one["rate"] is not None]
-    band = [None if one["low"] is None else (one["low"], one["high"]) for one in shown]
-    return Line(name, [(one["depth"], one["rate"]) for one in shown], hue, band=band)
+    shown = [level for level in depths if level["rate"] is not None]
+    band = [None if level["low"] is None else (level["low"], level["high"]) for level in shown]
+    return Line(name, [(level["depth"], level["rate"]) for level in shown], hue, band=band)
 
 
 def _cost(summary: dict[str, Any]) -> str:
     curve, series = summary["cost"], []
-    seen = [(one["rows"], one["seconds"] * 1e3) for one in summary["passes"] if one["seconds"] > 0]
+    seen = [(size["rows"], size["seconds"] * 1e3) for size in summary["passes"] if size["seconds"] > 0]
     reach = 2.0 ** math.ceil(math.log2(max(_LEAST_ROWS, *(2 * rows for rows, _ in seen)))) if seen else math.inf
     if curve:
         for place, (context, seconds) in enumerate(zip(curve["contexts"], curve["seconds"], strict=True)):
@@ -331,31 +264,42 @@ def _cost(summary: dict[str, Any]) -> str:
 
 
 def _differences(summary: dict[str, Any]) -> str:
-    found = summary["differences"]
-    if not found:
+    differences = summary["differences"]
+    if not differences:
         return ""
     rows = []
-    for one in found[:_MOST_PROBLEMS]:
-        cells: list[Any] = [one["prompt"], str(one["differs_turn"]), str(one["differs_at"])]
-        cells += [Figure(one["gap"], digits=5), "yes" if one["near_tie"] else "no"]
-        rows.append(Row(one["method"], cells))
+    for difference in differences[:_MOST_PROBLEMS]:
+        cells: list[Any] = [difference["prompt"], str(difference["differs_turn"]), str(difference["differs_at"])]
+        cells += [Figure(difference["gap"], digits=5), "yes" if difference["near_tie"] else "no"]
+        rows.append(Row(difference["method"], cells))
     columns = ["method", "prompt", "turn", "token", "gap in logits", "near-tie"]
     text = (
         "Where a lossless method's text leaves plain decoding's. Up to a gap of "
         f"{summary['near_tie']:g} logits rounding decides."
     )
-    if len(found) > _MOST_PROBLEMS:
-        text += f" {len(found) - _MOST_PROBLEMS} more stand in summary.json."
+    if len(differences) > _MOST_PROBLEMS:
+        text += f" {len(differences) - _MOST_PROBLEMS} more stand in summary.json."
     return _section("Differences", _table(Grid("differences", columns, rows)), text)
 
 
 def _run(summary: dict[str, Any]) -> str:
     blocks = []
-    if len({json.dumps([one["machine"], one["versions"], one["git"]]) for one in summary["sessions"]}) > 1:
+    where = {json.dumps([session["machine"], session["versions"], session["git"]]) for session in summary["sessions"]}
+    if len(where) > 1:
         blocks.append('<p class="warning">This run was stopped and gone on with on another machine or version.</p>')
-    for one in summary["sessions"]:
-        commit = f"{one['git']['commit'][:12]}{' with changes' if one['git']['changed'] else ''}" if one["git"] else "–"
-        facts = {"date": one["date"], "command": one["command"], "git": commit, **one["machine"], **one["versions"]}
+    for session in summary["sessions"]:
+        commit = (
+            f"{session['git']['commit'][:12]}{' with changes' if session['git']['changed'] else ''}"
+            if session["git"]
+            else "–"
+        )
+        facts = {
+            "date": session["date"],
+            "command": session["command"],
+            "git": commit,
+            **session["machine"],
+            **session["versions"],
+        }
         items = "".join(
             f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>"
             for name, value in facts.items()
@@ -415,7 +359,3 @@ def _save(*files: tuple[str, str, str, str]) -> str:
 
 def _file_name(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

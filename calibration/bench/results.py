@@ -16,6 +16,7 @@ from specds.calibration.trace import problem_of, trace_schema
 from specds.errors import InputError, OutputError
 from specds.files import files_in, locked, open_journal, open_regular, remove_tree, replacing, write_atomically
 from specds.parquet import fits, reading, require_columns
+from specds.parquet_bounds import BoundedFile
 
 FORMAT = "specds bench 1"
 RESULTS, STEPS, SUMMARY, REPORT, JOURNAL, RUN = (
@@ -259,14 +260,15 @@ def read_rows(path: Path) -> list[Row]:
         InputError: there are none, or they are damaged.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    with reading(partial(_damaged, path / RESULTS)):
-        with open_regular(path / RESULTS, path) as file:
-            table = pq.read_table(file)
-        if not table.schema.equals(results_schema()):
+    with (
+        reading(partial(_damaged, path / RESULTS)),
+        open_regular(path / RESULTS, path) as file,
+        BoundedFile(file) as parquet,
+    ):
+        if not parquet.schema.equals(results_schema()):
             raise pa.ArrowInvalid("its columns are others")
-        rows: list[Row] = table.to_pylist()
+        rows: list[Row] = parquet.held(parquet.schema.names, _BATCH)
     for row in rows:
         if (problem := _row_problem(row)) is not None:
             raise _damaged(path / RESULTS, problem)
@@ -280,17 +282,15 @@ def read_steps(path: Path, columns: list[str] | None = None) -> Iterator[list[Ro
         InputError: there are none, or they are damaged.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     wanted = steps_schema() if columns is None else pa.schema([steps_schema().field(name) for name in columns])
     with (
         reading(partial(_damaged, path / STEPS)),
         open_regular(path / STEPS, path) as file,
-        pq.ParquetFile(file) as held,
+        BoundedFile(file) as held,
     ):
-        require_columns(held.schema_arrow, wanted)
-        for batch in held.iter_batches(_BATCH, columns=wanted.names):
-            rows: list[Row] = batch.to_pylist()
+        require_columns(held.schema, wanted)
+        for rows in held.records(wanted.names, _BATCH):
             for row in rows:
                 if (problem := problem_of(row)) is not None:
                     raise ValueError(problem)
@@ -340,6 +340,8 @@ def _session_problem(session: Any) -> str | None:
     for about in (session["machine"], session["versions"]):
         if not isinstance(about, dict) or not all(_is_plain(value) for value in about.values()):
             return "a session does not say where it ran"
+    if type(session["machine"].get("threads", 1)) is not int:
+        return "a session does not say on how many threads it ran"
     if git is not None and not isinstance(_field(git, "changed"), bool):
         return "a session does not say what ran when"
     return None
@@ -429,4 +431,4 @@ def _write_parquet(path: Path, schema: Any, tables: Iterator[Any]) -> None:
 
     with replacing(path, path.parent) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for table in tables:
-            writer.write_table(table)
+            writer.write_table(table, row_group_size=_BATCH)  # none larger than is read

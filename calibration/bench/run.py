@@ -2,55 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
-import os
-import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from specds.calibration.bench.cases import Case, identity
 from specds.calibration.bench.contenders import Contender, Measured, complaints, counters_of
-from specds.calibration.bench.figures import ALL, complete_prompts, groups_of, passes_of, steps_of
+from specds.calibration.bench.figures import complete_prompts, groups_of, passes_of, steps_of
 from specds.calibration.bench.judge import NEAR_TIE, compare_texts, problems_of, rate_texts
 from specds.calibration.bench.report import report
 from specds.calibration.bench.results import FORMAT, REPORT, SUMMARY, Results, Row, open_results
+from specds.calibration.bench.session import session
 from specds.calibration.trace import trace_row
-from specds.datastore.store import provenance
 from specds.decode.pricing import measurement
 from specds.decode.pricing.curve import CostCurve
 from specds.decode.targets import choose_runtime, make_target
+from specds.digests import sha256
 from specds.errors import InputError, PeerError, PromptError
-from specds.files import sha256
 from specds.model import LanguageModel
-from specds.reading.prompts import BadRow, Prompt, read_prompts
+from specds.reading.prompts import BadRow, Prompt
 from specds.sampling import Sampling
-from specds.version import __version__
 
 # torch's threads go on spinning for a while after a pass.
 _PAUSE = 0.05
 _DIFFERENCE = ("method", "prompt", "repeat", "differs_turn", "differs_at", "gap", "near_tie")
-_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "numba", "scann", "faiss-cpu")
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A prompt that is measured.
-
-    Attributes:
-        key: unique in a run: the prompt's id, with a number after it where several prompts have the same.
-        group: the row of the tables that it counts in.
-    """
-
-    key: str
-    group: str
-    prompt: Prompt | BadRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,56 +52,6 @@ class Plan:
     near_tie: float | None = None
     runtime: str = "auto"
     curve: bool = True
-
-
-def choose_cases(
-    files: Sequence[str],
-    *,
-    limit: int | None = None,
-    group: str | None = None,
-    turns: int | None = None,
-    format: str | None = None,
-    prompt_field: str = "prompt",
-) -> list[Case]:
-    """The prompts of a run: of each group the same number, at even distances.
-
-    Args:
-        files: prompt files; `F.jsonl=16` has a limit of its own.
-        limit: prompts of each group; None: all.
-        group: the field that groups rows; None: a group is a file.
-        turns: most turns of a prompt that are answered; None: all.
-
-    Raises:
-        InputError: no prompts, or a file that cannot be read.
-    """
-    cases: list[Case] = []
-    seen: set[str] = set()
-    for text in files:
-        file, own = _with_limit(text, limit)
-        held: dict[str, list[Prompt | BadRow]] = {}
-        for row in read_prompts([file], format=format, prompt_field=prompt_field, group_field=group):
-            name = (row.group if isinstance(row, Prompt) else None) or Path(file).name.partition(".")[0]
-            held.setdefault(name, []).append(row)
-        for name, rows in held.items():
-            for row in _spread(rows, own):
-                key = next(key for number in itertools.count(1) if (key := _numbered(row.id, number)) not in seen)
-                seen.add(key)
-                prompt = row
-                if isinstance(row, Prompt):
-                    prompt = Prompt(row.id, row.turns[:turns], row.raw, row.reference, row.group)
-                cases.append(Case(key, f"{ALL} (file)" if name == ALL else name, prompt))
-    if not cases:
-        raise InputError(f"no prompts in {', '.join(files)}", "one prompt a line, as JSON or as plain text")
-    return cases
-
-
-def identity(cases: Sequence[Case]) -> str:
-    """A digest of the prompts as they are asked: a run goes on only with the same."""
-    content = [
-        [case.key, case.group, [case.prompt.turns, case.prompt.raw] if isinstance(case.prompt, Prompt) else None]
-        for case in cases
-    ]
-    return hashlib.sha256(json.dumps(content, ensure_ascii=True).encode()).hexdigest()
 
 
 def bench(
@@ -226,27 +156,6 @@ def cost_of(curve: CostCurve) -> dict[str, Any]:
     return {"rows": list(curve.rows), "contexts": list(curve.contexts), "seconds": curve.seconds.tolist()}
 
 
-def session() -> dict[str, Any]:
-    """The machine, the versions and the command, as they are now."""
-    import torch
-
-    done = provenance()
-    return {
-        "date": done.date,
-        "command": done.command,
-        "machine": {
-            "system": f"{platform.system()} {platform.release()}",
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        },
-        "versions": {"specds": __version__, "python": platform.python_version(), **_versions()},
-        "git": _git(Path(__file__).parent),
-    }
-
-
 def _keys(cases: Sequence[Case], contenders: Sequence[Contender], plan: Plan) -> Iterator[tuple[str, str, int]]:
     """In the order of the table."""
     for case in cases:
@@ -299,9 +208,9 @@ def _measure(
         if (case.key, contender.name, repeat) not in done:
             time.sleep(_PAUSE)
             answer = _answer(contender, case.prompt, plan.max_new_tokens)
-            own = {"group": case.group, "prompt": case.key, "method": contender.name, "repeat": repeat, "order": number}
-            own |= {"session": len(results.sessions) - 1, "peer": contender.peer, "lossless": contender.lossless}
-            results.add(own | _row(answer), _steps(case.key, contender.drafter, answer))
+            row = {"group": case.group, "prompt": case.key, "method": contender.name, "repeat": repeat, "order": number}
+            row |= {"session": len(results.sessions) - 1, "peer": contender.peer, "lossless": contender.lossless}
+            results.add(row | _row(answer), _steps(case.key, contender.drafter, answer))
         progress("measuring", number + 1, total)
 
 
@@ -350,61 +259,6 @@ def _steps(key: str, drafter: str, answer: Measured | PromptError | PeerError) -
     return [trace_row(key, number, drafter, step) for number, turn in enumerate(answer.turns) for step in turn.steps]
 
 
-def _with_limit(text: str, limit: int | None) -> tuple[str, int | None]:
-    file, equals, own = text.rpartition("=")
-    if equals and own.isascii() and own.isdigit() and int(own) > 0 and not Path(text).exists():
-        return file, int(own)
-    return text, limit
-
-
-def _spread(rows: list[Prompt | BadRow], limit: int | None) -> list[Prompt | BadRow]:
-    if limit is None or limit >= len(rows):
-        return rows
-    return [rows[number * len(rows) // limit] for number in range(limit)]
-
-
-def _numbered(name: str, number: int) -> str:
-    return name if number == 1 else f"{name}#{number}"
-
-
 def store_digest(path: str) -> str:
     """What identifies a datastore's content: the digest of its manifest."""
     return sha256(Path(path) / "manifest.json")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _git(folder: Path) -> dict[str, Any] | None:
-    """The commit that specds runs from, and whether files differ from it; None if it is installed from a wheel."""
-
-    def ask(*words: str) -> str:
-        command = ["git", "-C", str(folder), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        if "site-packages" in folder.parts:
-            return None
-        return {
-            "commit": ask("rev-parse", "HEAD"),
-            "changed": bool(ask("status", "--porcelain", "--untracked-files=no")),
-        }
-    except (OSError, subprocess.SubprocessError):
-        return None

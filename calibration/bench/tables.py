@@ -13,7 +13,7 @@ from specds.printing import printable
 
 _LATEX = {
     "\\": r"\textbackslash{}",
-    **{one: f"\\{one}" for one in "&%$#_{}"},
+    **{character: f"\\{character}" for character in "&%$#_{}"},
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -41,9 +41,9 @@ class Figure:
     alone: bool = False
 
     @classmethod
-    def of(cls, one: dict[str, Any] | None, digits: int, *, percent: bool = False, alone: bool = False) -> Figure:
+    def of(cls, entry: dict[str, Any] | None, digits: int, *, percent: bool = False, alone: bool = False) -> Figure:
         """From an entry of a summary."""
-        return cls(**(one or {"value": None}), digits=digits, percent=percent, alone=alone)
+        return cls(**(entry or {"value": None}), digits=digits, percent=percent, alone=alone)
 
     @property
     def text(self) -> str:
@@ -116,8 +116,8 @@ class Grid:
         if isinstance(cell, Figure):
             return escape(cell.text) + (f"<br><small>{escape(cell.interval)}</small>" if cell.interval else "")
         lines = (
-            f"{escape(part)} {self._html_cell(one)}" if part else self._html_cell(one)
-            for part, one in zip(self.parts, cell, strict=True)
+            f"{escape(part)} {self._html_cell(inner)}" if part else self._html_cell(inner)
+            for part, inner in zip(self.parts, cell, strict=True)
         )
         return "<br>".join(lines)
 
@@ -160,8 +160,8 @@ class Grid:
         if isinstance(cell, Figure):
             return _latex(cell.text + (f" ({cell.interval})" if cell.interval else ""))
         return ", ".join(
-            f"{_latex(part)} {self._latex_cell(one)}" if part else self._latex_cell(one)
-            for part, one in zip(self.parts, cell, strict=True)
+            f"{_latex(part)} {self._latex_cell(inner)}" if part else self._latex_cell(inner)
+            for part, inner in zip(self.parts, cell, strict=True)
         )
 
 
@@ -177,7 +177,7 @@ def _harmless(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(one, one) for one in printable(text))
+    return "".join(_LATEX.get(character, character) for character in printable(text))
 
 
 def _bold(text: str, bold: bool) -> str:

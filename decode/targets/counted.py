@@ -19,7 +19,8 @@ class Counted:
 
     Attributes:
         chunk: the other's.
-        passes: forward passes since it was last set to 0.
+        passes: forward passes since it was last set to 0; those that read a prompt without its end are part of the one
+            that does.
     """
 
     def __init__(self, target: Target) -> None:
@@ -35,9 +36,13 @@ class Counted:
         """See `Target.close`."""
         self._target.close(slot)
 
+    def forget(self) -> None:
+        """See `Target.forget`."""
+        self._target.forget()
+
     def forward(self, items: Sequence[Item]) -> Forward:
         """See `Target.forward`."""
-        self.passes += 1
+        self.passes += any(item.wanted for item in items)
         return self._target.forward(items)
 
     def commit(self, slot: Slot, rows: Sequence[int]) -> None:

@@ -89,6 +89,10 @@ class CpuTarget:
         """See `Target.close`."""
         self._pages.close(slot)
 
+    def forget(self) -> None:
+        """See `Target.forget`."""
+        self._pages.forget()
+
     def forward(self, items: Sequence[Item]) -> Forward:
         """See `Target.forward`.
 
@@ -149,12 +153,13 @@ class CpuTarget:
         asked = len(run.wanted)
         states = np.empty((asked, model.shape[layout.HIDDEN]), np.float32)
         captured = np.empty((len(tokens) if layer else 0, model.shape[layout.HIDDEN]), np.float32)
+        shown_rows = asked if self._captures.logits else 0
         # Rows of logits end on a whole panel; what is behind the vocabulary is never shown.
-        if len(self._logits) < asked * self._line:
-            self._logits = np.zeros(asked * self._line, np.float32)
-        logits = self._logits[: asked * self._line]
+        if len(self._logits) < shown_rows * self._line:
+            self._logits = np.zeros(shown_rows * self._line, np.float32)
+        logits = self._logits[: shown_rows * self._line]
         self._compute(model, run, layout.Results(states, captured, logits))
-        shown = torch.from_numpy(logits.reshape(asked, self._line)[:, : self._vocabulary])
+        shown = torch.from_numpy(logits.reshape(shown_rows, self._line)[:, : self._vocabulary])
         hidden = torch.from_numpy(states) if self._captures.hidden else None
         return Forward(shown, hidden, ends), captured if layer else None
 
@@ -232,8 +237,11 @@ class CpuTarget:
     def _copy(self, source: int, target: int, count: int) -> None:
         """The first tokens of a page into another."""
         self._held.copy(source, target, count)
-        for numbers, size in ((self._keys, self._page_keys), (self._values, self._page_values)):
-            numbers[target * size : (target + 1) * size] = numbers[source * size : (source + 1) * size]
+        panels = -(-count // LANES)
+        keys = self._keys.reshape(-1, self._lines, PAGE // LANES, self._head * LANES)
+        keys[target, :, :panels] = keys[source, :, :panels]
+        values = self._values.reshape(-1, self._lines, self._padded // LANES, PAGE, LANES)
+        values[target, :, :, :count] = values[source, :, :, :count]
 
     def _reserve(self, length: int) -> None:
         """Work space for texts of so many tokens; it grows by half."""

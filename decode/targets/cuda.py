@@ -87,6 +87,10 @@ class CudaTarget:
         """See `Target.close`."""
         self._pages.close(slot)
 
+    def forget(self) -> None:
+        """See `Target.forget`."""
+        self._pages.forget()
+
     def forward(self, items: Sequence[Item]) -> Forward:
         """See `Target.forward`.
 

@@ -94,6 +94,10 @@ class HuggingFaceTarget:
         """See `Target.close`."""
         self._pages.close(slot)
 
+    def forget(self) -> None:
+        """See `Target.forget`."""
+        self._pages.forget()
+
     def forward(self, items: Sequence[Item]) -> Forward:
         """See `Target.forward`.
 
@@ -173,7 +177,7 @@ class HuggingFaceTarget:
                 attention_mask=mask,
                 past_key_values=self._cache,
                 use_cache=True,
-                logits_to_keep=most,
+                logits_to_keep=most if self._captures.logits else 1,
             )
         finally:
             for hook in hooks:

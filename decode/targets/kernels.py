@@ -240,6 +240,8 @@ def project_logits(worker: Any, sizes: Any, model: Any, run: Any, space: Any, re
         )
         if worker.thread == 0:
             copy(normed[to : to + hidden], results.states[number])
+    if not len(results.logits):
+        return
     panels = (model.shape[VOCABULARY] + LANES - 1) // LANES
     first, last = share(panels, worker.thread, worker.threads)
     at, stride = model.shape[HEAD_MATRIX], panels * LANES

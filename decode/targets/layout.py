@@ -109,7 +109,7 @@ class Results(NamedTuple):
     Attributes:
         states: float32[k, hidden], final-normed, of the rows that are wanted.
         captured: float32[n, hidden], the residual stream after the captured layer; float32[0, hidden] for none.
-        logits: float32[k · padded vocabulary].
+        logits: float32[k · padded vocabulary]; float32[0]: nobody wants them.
     """
 
     states: NDArray[np.float32]

@@ -159,6 +159,11 @@ class Pages:
         while len(self._idle) > _KEPT:
             self._free.append(self._evict())
 
+    def forget(self) -> None:
+        """See `Target.forget`."""
+        while self._idle:
+            self._free.append(self._evict())
+
     def reserve(self, slot: PagedSlot, length: int) -> None:
         """Pages for so many tokens; what a slot was opened for there always is."""
         first = len(slot.pages)

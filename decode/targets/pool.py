@@ -40,8 +40,8 @@ class Pool:
         most: pages, at most.
 
     Attributes:
-        tensors: float[heads, rows + 1, head], one of each kind; the last row is nobody's. What was not written to may be
-            no number.
+        tensors: float[heads, rows + 1, head], one of each kind; the last row is nobody's. Rows that were not written
+            to may be no numbers.
     """
 
     def __init__(self, kinds: Sequence[Buffer], most: int) -> None:

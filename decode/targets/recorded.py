@@ -106,6 +106,9 @@ class RecordedTarget:
     def close(self, slot: Slot) -> None:
         """See `Target.close`."""
 
+    def forget(self) -> None:
+        """See `Target.forget`."""
+
     def forward(self, items: Sequence[Item]) -> Forward:
         """See `Target.forward`, for one item. Rows that follow recorded text are the model's own."""
         item = items[0]

@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 
 from specds.calibration.answers import Recorded
-from specds.calibration.evaluation import evaluate, template
+from specds.calibration.evaluation import evaluate
+from specds.calibration.overlap import template
 from specds.calibration.replay import replay
+from specds.checkpoint import find_tokenizer
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.corpus import read_documents
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.creation import create_store
+from specds.datastore.store import Store, open_store
 from specds.decode.counters import Counters
 from specds.decode.engine import Engine
 from specds.decode.method import Method, parse_methods
 from specds.errors import CorruptStore, UsageError
-from specds.model import LanguageModel, find_tokenizer, load_model
+from specds.model import LanguageModel, load_model
 
 from ..conftest import fill, make_model
 from ..tools import Run, edit_manifest, reseal

@@ -14,7 +14,8 @@ from specds.calibration.answers import Recorded, read_answers, read_pairs
 from specds.calibration.replay import NONE, STEP, Replay, replay, summarise
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.creation import create_store
+from specds.datastore.store import Store, open_store
 from specds.decode.assembly import drafter_class, prepare
 from specds.decode.contracts import Step
 from specds.decode.counters import Counters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -591,3 +592,59 @@ def test_a_model_drafts_for_itself_as_choose_skip_says(
     texts = [[json.loads(line)["tokens"] for line in one.out.splitlines()] for one in (plain, drafted, other)]
     assert texts[0] == texts[1] == texts[2]
     assert sum(json.loads(line)["counters"]["accepted"] for line in other.out.splitlines()) > 0
+
+
+def test_answers_are_the_same_however_many_are_written_at_once(
+    run_cli: Run, prompts: Path, tmp_path: Path, tiny_options: list[object]
+) -> None:
+    """Also where some fail, and where a file holds the first of them already."""
+    prompts.write_text(prompts.read_text() + '{"id": "blank", "prompt": ""}\n{"id": "long", "prompt": "w1 w2 w3"}\n')
+
+    def told(*arguments: object, stdin: str = "") -> list[tuple[str, list[int] | None, bool]]:
+        result = run_cli("decode", *arguments, *tiny_options, "-d", "pld", "-q", stdin=stdin)
+        assert result.code == 1, result
+        return [(record["id"], record.get("tokens"), "error" in record) for record in result.records]
+
+    alone = told("-p", prompts, "--parallel", 1)
+    assert [name for name, _, failed in alone if failed] == ["blank"]
+    assert told("-p", prompts, "--parallel", 3) == told("-p", prompts) == alone
+    assert told("-p", "-", "--parallel", 3, stdin=prompts.read_text()) == alone
+    assert told("-p", prompts, "--parallel", 3, "--kv-memory", "1MB") == alone
+    output = tmp_path / "answers.jsonl"
+    told("-p", prompts, "--parallel", 4, "-o", output)
+    whole = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [record["id"] for record in whole] == [name for name, _, _ in alone]
+    output.write_text("".join(output.read_text().splitlines(keepends=True)[:2]) + '{"id": "p2", "te')
+    told("-p", prompts, "--parallel", 4, "-o", output)
+    again = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(one["id"], one.get("text"), one["key"]) for one in again] == [
+        (one["id"], one.get("text"), one["key"]) for one in whole
+    ]
+
+
+@pytest.mark.parametrize("wrong", [["--parallel", "0"], ["--parallel", "many"], ["--kv-memory", "some"]])
+def test_wrong_numbers_of_requests_are_refused_before_a_model_is_looked_for(
+    wrong: list[object], run_cli: Run, prompts: Path
+) -> None:
+    run_cli("decode", "-p", prompts, "--model", "nowhere", *wrong).refused(str(wrong[0]), code=2)
+
+
+def test_a_slow_pipe_is_answered_as_its_rows_come(tiny_directory: Path) -> None:
+    """Several at once, too; and an end while the pipe is silent is an ordinary one."""
+    command = [sys.executable, "-c", "from specds.cli.main import run; run()", "decode", "-p", "-", "--device", "cpu"]
+    command += ["--model", str(tiny_directory), "--max-new-tokens", "4", "-d", "none", "--parallel", "4", "-q"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for number in range(3):
+            process.stdin.write(json.dumps({"id": str(number), "prompt": f"w{number}"}) + "\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["id"] == str(number)
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert said.startswith("error: interrupted")
+    assert said.count("\n") == 1

@@ -27,7 +27,8 @@ PASSES = ("forward_pass", "pass_tokens")
 def rows_of(trace: Path) -> list[dict[str, Any]]:
     """A trace but for what the clock said, and how passes were shared."""
     return [
-        {name: value for name, value in row.items() if name not in (*TIMES, *PASSES)} for row in pq.read_table(trace).to_pylist()
+        {name: value for name, value in row.items() if name not in (*TIMES, *PASSES)}
+        for row in pq.read_table(trace).to_pylist()
     ]
 
 
@@ -41,8 +42,8 @@ def job(tmp_path: Path, tiny_directory: Path) -> Callable[[str], list[object]]:
     def command(folder: str) -> list[object]:
         (tmp_path / folder).mkdir(exist_ok=True)
         files = ["--output", tmp_path / folder / "a.jsonl", "--trace", tmp_path / folder / "t.parquet"]
-        options = ["--model", tiny_directory, "--device", "cpu", "--threads", 1, "--max-new-tokens", 6, "-d", "pld"]
-        return ["decode", "-p", prompts, *files, *options, "-q"]
+        options = ["--model", tiny_directory, "--device", "cpu", "--threads", 1, "--max-new-tokens", 6]
+        return ["decode", "-p", prompts, *files, *options, "-d", "pld", "--budget", 4, "-q"]
 
     return command
 

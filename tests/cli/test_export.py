@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from specds.datastore.store import create_store
+from specds.datastore.creation import create_store
 from specds.tokenizer import Tokenizer
 
 from ..conftest import fill

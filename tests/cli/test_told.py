@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from specds.cli.render import LINE_SECONDS, working
 
 from ..conftest import make_model
 from ..tools import Run
@@ -79,7 +84,7 @@ def test_decode_ends_with_the_runtime_the_speed_and_the_first_failure(
 ) -> None:
     output = tmp_path / "answers.jsonl"
     prompts.write_text(prompts.read_text() + '{"id": "blank", "prompt": ""}\n{"id": "number", "prompt": 3}\n')
-    for arguments in ([], ["--budget", 4], ["-o", output, "--runtime", "generic"]):
+    for arguments in ([], ["--budget", 4, "--parallel", 1], ["-o", output, "--runtime", "generic"]):
         result = run_cli("decode", "-p", prompts, "-d", "pld", *tiny_options, *arguments)
         assert result.code == 1
         assert ("generic" if "generic" in arguments else "cpu") + " runtime" in result.err
@@ -89,8 +94,12 @@ def test_decode_ends_with_the_runtime_the_speed_and_the_first_failure(
         assert "2 of 8" in line
         assert "blank" in line
         assert " — " in line
-    plain = run_cli("decode", "-p", prompts, "-d", "none", *tiny_options)
-    assert "× plain" not in plain.err
+    many = run_cli("decode", "-p", prompts, "-d", "pld", *tiny_options, "--parallel", 3)
+    assert "3 requests at once" in many.err
+    assert "× plain decoding of as many requests at once" in " ".join(many.err.split())
+    # What a pass of one request takes is not known where several shared all of them, and nothing is made up.
+    for arguments in (["-d", "none"], ["-d", "pld", "--budget", 4, "--parallel", 3]):
+        assert "× plain" not in run_cli("decode", "-p", prompts, *tiny_options, *arguments).err
 
 
 def test_auto_says_that_another_models_dense_index_is_not_used(
@@ -128,6 +137,28 @@ def test_progress_is_told_in_lines_where_stderr_is_no_terminal(
             assert shares - {0, 100}, lines
     quiet = run_cli("decode", "-p", prompts, "-q", *tiny_options)
     assert (quiet.code, quiet.err) == (0, "")
+
+
+def test_no_two_lines_of_progress_tell_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    through = threading.Event()
+    times = itertools.count(0.0, LINE_SECONDS)
+
+    def clock() -> float:
+        now = next(times)
+        if now > 3 * 3600:
+            through.set()
+        return now
+
+    monkeypatch.setattr("specds.cli.render.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("specds.cli.render.LINE_SECONDS", 1e-5)
+    with working("waiting"):
+        assert through.wait(60)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(set(lines)) == len(lines) > 300
+    for line in ("60 s", "2 min", "2 min 30 s", "1 h 30 min", "2 h 0 min 30 s"):
+        assert f"waiting: {line} so far" in lines
 
 
 def test_a_stream_has_no_total_and_a_file_with_a_limit_has_the_smaller_one(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,9 @@ from specds.datastore.corpus import Document, add_documents, document_ids, read_
 from specds.datastore.store import Store, open_store
 from specds.errors import CorruptStore
 
-from ..conftest import VOCABULARY, fill
+from ..conftest import VOCABULARY, NewStore, fill
 from ..tools import corpus_of, edit_manifest, random_documents, reseal
 
-NewStore = Callable[..., Store]
 tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=8)
 
 

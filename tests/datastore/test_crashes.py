@@ -10,7 +10,8 @@ import pytest
 
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.ingestion import ingest
-from specds.datastore.store import Store, find_problems, open_store
+from specds.datastore.integrity import find_problems
+from specds.datastore.store import Store, open_store
 from specds.reading.examples import Example
 from specds.tokenizer import Tokenizer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +12,15 @@ from numpy.typing import NDArray
 from specds.datastore import ann
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.corpus import token_stream
+from specds.datastore.creation import create_store
 from specds.datastore.normalizer import Normalizer
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.store import open_store
 from specds.errors import CorruptStore, ForeignTokenizer, UsageError
 from specds.model import LanguageModel
 from specds.tokenizer import wrap_tokenizer
 
-from ..conftest import fill, make_model, make_tokenizer
+from ..conftest import NewStore, fill, make_model, make_tokenizer
 from ..tools import random_documents, snapshot, strays
-
-NewStore = Callable[..., Store]
 
 
 def unit(count: int, dims: int = 16, seed: int = 0, clusters: int = 200) -> NDArray[np.float32]:

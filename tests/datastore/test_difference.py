@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.corpus import Document, add_documents
+from specds.datastore.creation import create_store
 from specds.datastore.difference import Difference, difference
 from specds.datastore.manifest import Identity
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.store import Store, open_store
 from specds.errors import CorruptStore
 from specds.tokenizer import Tokenizer, wrap_tokenizer
 

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specds.datastore.corpus import Document, add_documents, read_documents
+from specds.datastore.creation import create_store
 from specds.datastore.duplicates import _repeated, find_boilerplate, find_duplicates
 from specds.datastore.manifest import SourceCount
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.store import Store, open_store
 from specds.errors import CorruptStore, UsageError
 from specds.tokenizer import Tokenizer, wrap_tokenizer
 

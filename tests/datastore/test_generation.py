@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,9 @@ import pytest
 import torch
 
 from specds.datastore.corpus import read_documents
+from specds.datastore.creation import create_store
 from specds.datastore.generation import GenerationOptions, generate
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.store import open_store
 from specds.decode.engine import Engine
 from specds.decode.method import Method
 from specds.errors import ForeignTokenizer, PromptError, StoreLocked, UsageError
@@ -20,10 +20,8 @@ from specds.reading.prompts import BadRow, Prompt
 from specds.sampling import Sampling
 from specds.tokenizer import wrap_tokenizer
 
-from ..conftest import make_model, make_tokenizer
+from ..conftest import NewStore, make_model, make_tokenizer
 from ..tools import corpus_of, strays
-
-NewStore = Callable[..., Store]
 
 
 def prompt(name: str, *turns: str, raw: bool = False) -> Prompt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,22 +16,25 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specds.datastore import ann
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
+from specds.datastore.compaction import compact, rebuild_suffix
 from specds.datastore.corpus import Document, add_documents, read_documents
+from specds.datastore.creation import create_store
 from specds.datastore.duplicates import find_duplicates
+from specds.datastore.integrity import find_problems
 from specds.datastore.manifest import Segment
-from specds.datastore.rewriting import Removal, compact, merge, rebuild_suffix, remove, rewrite
+from specds.datastore.merging import merge
+from specds.datastore.rewriting import Removal, remove, rewrite
 from specds.datastore.segments import portions, to_join
-from specds.datastore.store import Store, create_store, find_problems, open_store
+from specds.datastore.store import Store, open_store
 from specds.datastore.suffix import Match
 from specds.errors import CorruptStore, ForeignTokenizer, UsageError
 from specds.model import LanguageModel
 from specds.tokenizer import Tokenizer, wrap_tokenizer
 
-from ..conftest import fill, make_model, make_tokenizer
+from ..conftest import NewStore, fill, make_model, make_tokenizer
 from ..tools import corpus_of, random_documents, snapshot, strays
 from .test_dense import states_of
 
-NewStore = Callable[..., Store]
 Held = dict[str, tuple[str, list[int], list[int]]]
 
 tokens = st.lists(st.integers(2, 6), max_size=6)
@@ -151,8 +154,8 @@ class Growing(RuleBasedStateMachine):
         merger = merge([open_store(self.path), open_store(other.path)], out)
         assert merger.twice == (twins and bool(self.held))
         self.held |= made
-        # A merged store has a history of its own.
-        self.path, self.removed = out, set()
+        # What was removed before stands in the history, which came along.
+        self.path = out
 
     @invariant()
     def it_answers_as_the_documents_say(self) -> None:

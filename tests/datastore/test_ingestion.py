@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from specds.datastore.corpus import read_documents
+from specds.datastore.creation import create_store
 from specds.datastore.ingestion import ingest
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.store import open_store
 from specds.errors import ForeignTokenizer, PromptError, StoreLocked
 from specds.reading.examples import Example
 from specds.reading.prompts import BadRow
 from specds.tokenizer import Tokenizer, wrap_tokenizer
 
-from ..conftest import STOP, make_tokenizer
+from ..conftest import STOP, NewStore, make_tokenizer
 from ..tools import corpus_of
-
-NewStore = Callable[..., Store]
 
 
 def pair(question: str, answer: str, source: str = "s") -> Example:

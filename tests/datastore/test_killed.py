@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specds.datastore.store import find_problems, open_store
+from specds.datastore.integrity import find_problems
+from specds.datastore.store import open_store
 
 from ..tools import Mortal, corpus_of, manifest_of, strays
 

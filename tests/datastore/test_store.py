@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,64 +11,24 @@ import pytest
 from specds.datastore.ann import KINDS
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
+from specds.datastore.creation import create_store
+from specds.datastore.integrity import find_problems
 from specds.datastore.segments import consolidate
-from specds.datastore.store import Store, create_store, find_problems, open_store
+from specds.datastore.store import open_store
 from specds.errors import (
     CorruptStore,
     ForeignModel,
     ForeignTokenizer,
     MissingIndex,
-    NotAStore,
-    SpecdsError,
-    StoreLocked,
     UnsafeFile,
     UnsafeStore,
     UsageError,
 )
 from specds.model import LanguageModel
-from specds.tokenizer import Tokenizer, wrap_tokenizer
+from specds.tokenizer import wrap_tokenizer
 
-from ..conftest import fill, make_model, make_tokenizer
+from ..conftest import NewStore, fill, make_model, make_tokenizer
 from ..tools import corpus_of, edit_manifest, manifest_of, random_documents, snapshot, strays
-
-NewStore = Callable[..., Store]
-
-
-def test_a_new_store_is_empty_and_opens(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    made = create_store(tmp_path / "deep" / "new.ds", tokenizer)
-    opened = open_store(made.path, tokenizer)
-    assert opened.manifest == made.manifest
-    assert (opened.manifest.documents, opened.manifest.tokens, opened.size()) == (0, 0, 0)
-    assert find_problems(made.path) == ([], 0, 0)
-
-
-def test_creating_what_is_there_opens_it(new_store: NewStore, tokenizer: Tokenizer) -> None:
-    store = new_store([([5], [6, 7])])
-    assert create_store(store.path, tokenizer).manifest == store.manifest
-
-
-def test_an_empty_directory_becomes_a_store_a_foreign_one_does_not(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    (tmp_path / "empty").mkdir()
-    create_store(tmp_path / "empty", tokenizer)
-    foreign = tmp_path / "foreign"
-    foreign.mkdir()
-    (foreign / "thesis.tex").write_text("years of work")
-    before = snapshot(tmp_path)
-    with pytest.raises(NotAStore):
-        create_store(foreign, tokenizer)
-    with pytest.raises(NotAStore):
-        create_store(foreign / "thesis.tex", tokenizer)
-    assert snapshot(tmp_path) == before
-
-
-def test_what_a_killed_creator_left_becomes_a_store(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    left = tmp_path / "left.ds"
-    left.mkdir()
-    (left / ".manifest.json.123.tmp").write_text('{"format": "spec')
-    (left / ".lock").touch()
-    store = fill(create_store(left, tokenizer), [([], [5, 6])])
-    assert store.manifest.documents == 1
-    assert strays(left) == []
 
 
 def test_another_tokenizer_is_refused_and_both_are_named(new_store: NewStore) -> None:
@@ -120,60 +73,6 @@ def test_an_empty_corpus_cannot_be_indexed(new_store: NewStore, tiny: LanguageMo
     assert open_store(store.path).manifest == store.manifest
 
 
-HOLD = """
-import sys, time
-from specds.datastore.store import open_store
-with open_store(sys.argv[1]).writer():
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_second_writer_is_refused_and_a_killed_ones_lock_is_gone(new_store: NewStore) -> None:
-    store = new_store([([5], [6])])
-    command = [sys.executable, "-c", HOLD, str(store.path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == "held\n"
-        with pytest.raises(StoreLocked), store.writer():
-            pass
-        with pytest.raises(StoreLocked):
-            build_suffix(store)
-        assert open_store(store.path).manifest == store.manifest  # readers do not care
-        first.send_signal(signal.SIGKILL)
-    with store.writer():
-        pass
-
-
-def test_two_writers_in_one_process(new_store: NewStore) -> None:
-    store = new_store()
-    with store.writer(), pytest.raises(StoreLocked), store.writer():
-        pass
-    with store.writer():
-        pass
-
-
-def test_a_lock_that_is_a_link_is_not_followed(new_store: NewStore, tmp_path: Path) -> None:
-    store = new_store()
-    (store.path / ".lock").unlink()
-    (store.path / ".lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(SpecdsError), store.writer():
-        pass
-    assert not (tmp_path / "victim").exists()
-
-
-def test_creators_do_not_undo_each_other(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Whoever makes the store while another looks at it, what was put in it stays."""
-    path = tmp_path / "new.ds"
-    path.mkdir()
-    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(StoreLocked):
-        create_store(path, tokenizer)
-    os.close(lock)
-    create_store(path, tokenizer)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_moved_store_and_a_copy_answer_alike(
     kind: str, new_store: NewStore, tiny: LanguageModel, tmp_path: Path
@@ -202,102 +101,6 @@ def test_a_moved_store_and_a_copy_answer_alike(
     assert answers(copied) == expected
     assert answers(moved) == expected
     assert find_problems(moved)[0] == []
-
-
-def test_the_next_writer_sweeps_what_killed_ones_left_and_nothing_else(new_store: NewStore) -> None:
-    store = new_store(random_documents(5))
-    build_suffix(store)
-    store = open_store(store.path)
-    before = snapshot(store.path)
-    left = [
-        "corpus/part-00077.parquet",
-        "suffix/000044/tokens.bin",
-        "dense/000009/keys/dataset.npy",
-        "dense/000009/states.work",
-        ".manifest.json.4242.tmp",
-    ]
-    for name in left:
-        (store.path / name).parent.mkdir(parents=True, exist_ok=True)
-        (store.path / name).write_bytes(b"half")
-    (store.path / "README.txt").write_text("the user's own")
-    assert open_store(store.path).manifest == store.manifest  # readers do not care
-    with store.writer():
-        pass
-    assert snapshot(store.path) == {**before, "README.txt": snapshot(store.path)["README.txt"]}
-
-
-def test_a_failed_writer_leaves_nothing(new_store: NewStore) -> None:
-    store = new_store(random_documents(5))
-    before = snapshot(store.path)
-    with pytest.raises(RuntimeError), store.writer() as writer:
-        (writer.segment_path("suffix") / "tokens.bin").write_bytes(b"half")
-        writer.shard_path().write_bytes(b"half")
-        raise RuntimeError
-    assert snapshot(store.path) == before
-
-
-def test_readers_keep_what_they_opened_through_a_rebuild(new_store: NewStore, tiny: LanguageModel) -> None:
-    documents = random_documents(30)
-    store = new_store(documents)
-    build_suffix(store)
-    build_dense(store, tiny, DenseOptions(dims=8))
-    opened = open_store(store.path)
-    suffix, dense = opened.suffix_index(), opened.dense_index(tiny.fingerprint)
-    context = np.array(documents[3][1], np.int64)
-    hidden = np.ones(32, np.float32)
-
-    def answers() -> list[object]:
-        match = suffix.match(context, min_match=1)
-        similarity, positions = dense.search(hidden, 10)
-        follows = [one.tolist() for one in dense.continuations(positions, 5)]
-        tree = [part.tolist() for part in suffix.continuations(match)]
-        return [match.length, match.ranges.tolist(), tree, similarity.tolist(), follows]
-
-    expected = answers()
-    fill(store, random_documents(40, seed=5), source="more")
-    build_suffix(store)
-    build_dense(store, tiny, DenseOptions(dims=8))
-    assert answers() == expected
-    newer = open_store(store.path)
-    assert len(newer.manifest.suffix) == len(newer.manifest.dense) == 1
-    assert len(newer.suffix_index().parts.tokens[0]) > len(suffix.parts.tokens[0])
-
-
-def test_readers_keep_files_that_they_have_not_opened_yet(new_store: NewStore, tiny: LanguageModel) -> None:
-    store = new_store(random_documents(30))
-    build_suffix(store)
-    build_dense(store, tiny, DenseOptions("faiss", dims=8))
-    reader = open_store(store.path)
-    other = open_store(store.path)
-    build_suffix(fill(other, random_documents(40, seed=5), source="more"))
-    build_dense(other, tiny, replace=True)
-    assert len(reader.suffix_index().parts.tokens[0]) == reader.manifest.tokens + 30
-    reader.dense_index(tiny.fingerprint)
-    assert strays(store.path) != []
-    del reader
-    with open_store(store.path).writer():
-        pass
-    assert strays(store.path) == []
-
-
-def test_opening_while_a_writer_rebuilds_never_fails(new_store: NewStore) -> None:
-    store = new_store(random_documents(5))
-    done = threading.Event()
-
-    def rebuild() -> None:
-        for number in range(20):
-            fill(store, [([], [5, 6, number])], source=f"more-{number}")
-            build_suffix(store)
-        done.set()
-
-    writer = threading.Thread(target=rebuild)
-    writer.start()
-    opened = 0
-    while not done.is_set():
-        open_store(store.path)
-        opened += 1
-    writer.join()
-    assert opened
 
 
 def test_new_documents_are_uncovered_until_the_index_takes_them_in(new_store: NewStore) -> None:

@@ -11,7 +11,8 @@ import pytest
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.dense import DenseIndex, DensePart
 from specds.datastore.manifest import Segment
-from specds.datastore.store import Store, open_store, provenance
+from specds.datastore.provenance import provenance
+from specds.datastore.store import Store, open_store
 from specds.datastore.suffix import Match, SuffixIndex
 from specds.datastore.suffix_array import build_suffix_array
 from specds.errors import CorruptStore

@@ -21,7 +21,7 @@ from specds.sampling import Sampling
 
 from ..conftest import make_model
 from .drafts import build
-from .test_target import CPU, TREE, close
+from .targets.passes import CPU, TREE, close
 
 PROMPT = [9, 30, 12, 5, 77, 64, 9, 30]
 SKIP = frozenset({1, 2})

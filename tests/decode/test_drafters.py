@@ -47,7 +47,7 @@ def model() -> LanguageModel:
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory, model: LanguageModel) -> Store:
     """The model's own answers to prompts near those decoded below, with both indexes."""
-    from specds.datastore.store import create_store
+    from specds.datastore.creation import create_store
 
     store = create_store(tmp_path_factory.mktemp("stores") / "own.ds", model.tokenizer)
     prompts = [[(token + shift) % VOCABULARY for token in PROMPT] for shift in range(0, 40, 2)] + [PROMPT[:-1]]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.creation import create_store
+from specds.datastore.store import Store, open_store
 from specds.decode.contracts import Step
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS

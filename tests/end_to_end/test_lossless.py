@@ -9,8 +9,9 @@ import torch
 
 from specds.datastore.build_dense import build_dense
 from specds.datastore.build_suffix import build_suffix
+from specds.datastore.creation import create_store
 from specds.datastore.generation import GenerationOptions, generate
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.store import Store, open_store
 from specds.decode.contracts import Use
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS

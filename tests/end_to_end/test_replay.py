@@ -10,8 +10,9 @@ from specds.calibration.answers import Recorded
 from specds.calibration.replay import replay
 from specds.datastore.build_dense import build_dense
 from specds.datastore.build_suffix import build_suffix
+from specds.datastore.creation import create_store
 from specds.datastore.generation import GenerationOptions, generate
-from specds.datastore.store import Store, create_store, open_store
+from specds.datastore.store import Store, open_store
 from specds.decode.drafters import DRAFTERS
 from specds.decode.engine import Engine
 from specds.decode.method import Method

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from specds.cli.main import explained
-from specds.errors import SpecdsError
+from specds.errors import SpecdsError, shortage
 
 from ..conftest import make_model
 from .mutations import mutate_bytes, reseal
@@ -139,7 +139,8 @@ def _by_library(reader: Reader, how: list[str]) -> Mutant:
     except CommandFailed as error:
         return Mutant(reader.name, how, "shown", str(error))
     except Exception as error:
-        told = error if isinstance(error, SpecdsError) else explained(error)
+        # What was asked for beyond all memory was not bounded before, whatever name the failure got.
+        told = shortage(error) or (error if isinstance(error, SpecdsError) else explained(error))
         finding = ""
         if told is not error:
             finding = f"{told.message}\n{''.join(traceback.format_exception(error))}"

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -28,11 +29,12 @@ from specds.calibration.bench.report import report
 from specds.calibration.bench.run import check_tokens, summarize
 from specds.calibration.explanation import explain
 from specds.cli.main import run
-from specds.cli.options import cost_curve
+from specds.cli.values import cost_curve
 from specds.datastore import corrections
 from specds.datastore.corpus import document_ids, read_documents, token_stream
 from specds.datastore.dense_segment import load_normalizer, read_keys
-from specds.datastore.store import find_problems, open_store
+from specds.datastore.integrity import find_problems
+from specds.datastore.store import open_store
 from specds.decode import answers as answer_files
 from specds.decode.auto.acceptance import load_acceptance
 from specds.decode.config import read_config, write_config
@@ -43,6 +45,7 @@ from specds.reading.prompts import read_prompts
 from specds.sampling import Sampling
 from specds.tokenizer import Tokenizer
 
+from ..test_model import write_gguf
 from .mutations import (
     Rng,
     mutate_array,
@@ -59,6 +62,7 @@ from .mutations import (
 )
 
 MODEL = ("--model", "model", "--device", "cpu")
+BENCH = ("bench", "-p", "p.jsonl", "--methods", "none,pld", "--max-new-tokens", "8", "--limit", "4", *MODEL)
 STORE = "s.ds"
 FAISS = "f.ds"
 
@@ -93,6 +97,8 @@ def make_base(folder: Path, model: LanguageModel) -> None:
     os.chdir(folder)
     model.network.save_pretrained("model")
     model.tokenizer.hf.save_pretrained("model")
+    shutil.copytree("model", "other")
+    write_gguf(Path("tiny.gguf"))
     prompts = [{"id": f"p{n}", "prompt": f"w{n} w{n + 1} w5 w6", "group": "ab"[n % 2]} for n in range(8)]
     _lines("p.jsonl", prompts)
     _lines(
@@ -152,21 +158,7 @@ def make_base(folder: Path, model: LanguageModel) -> None:
         table = corrections.read_table(Path(name)).plus(counts, prompts=3, tokens=200)
         corrections.write_table(Path(name), dataclasses.replace(table, pair=pair))
     command("calibrate-drafts", "-p", "p.jsonl", "-s", STORE, "--max-new-tokens", "12", *MODEL)
-    command(
-        "bench",
-        "-p",
-        "p.jsonl",
-        "--methods",
-        "none,pld",
-        "--max-new-tokens",
-        "8",
-        "--output",
-        "bench",
-        "--limit",
-        "4",
-        *MODEL,
-        codes=(0, 1),
-    )
+    command(*BENCH, "--output", "bench", codes=(0, 1))
     shutil.copytree("bench", "bench2")
     rows = results.read_rows(Path("bench"))
     _lines("bench2/journal.jsonl", [{"row": row, "steps": []} for row in rows])
@@ -272,6 +264,19 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
 
     def packed(rng: Rng, data: bytes) -> bytes:
         return mutate_packed(rng, data, rng.choice([raw, rows]), others)
+
+    def head(rng: Rng, data: bytes) -> bytes:
+        # The numbers themselves, behind the last tensor's name and place, can be any.
+        end = data.rindex(b".weight") + 64
+        return mutate_bytes(rng, data[:end], others) + data[end:]
+
+    def length(rng: Rng, data: bytes) -> bytes:
+        return mutate_bytes(rng, data[:8], [])[:8] + data[8:]
+
+    def tensors(rng: Rng, data: bytes) -> bytes:
+        size = int.from_bytes(data[:8], "little")
+        text = mutate_json(rng, json.loads(data[8 : 8 + size]), rng.choice([1, 1, 2])).encode("utf-8", "surrogatepass")
+        return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
     sealed, rows = _sealed_manifest, mutate_lines
 
@@ -450,20 +455,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
                 ("compare", "bench", "bench2"),
                 ("compare", "bench", "bench2", "--json"),
                 ("replay", "--answers", "a.jsonl", "-p", "p.jsonl", "--methods", "pld", "--cost", "bench", *MODEL),
-                (
-                    "bench",
-                    "-p",
-                    "p.jsonl",
-                    "--methods",
-                    "none,pld",
-                    "--max-new-tokens",
-                    "8",
-                    "--output",
-                    "bench",
-                    "--limit",
-                    "4",
-                    *MODEL,
-                ),
+                (*BENCH, "--output", "bench"),
             ],
             weight=4,
             writes=True,
@@ -472,22 +464,7 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
             "journal",
             {"bench2/journal.jsonl": (rows, rows, rows, raw)},
             read_journal,
-            [
-                (
-                    "bench",
-                    "-p",
-                    "p.jsonl",
-                    "--methods",
-                    "none,pld",
-                    "--max-new-tokens",
-                    "8",
-                    "--output",
-                    "bench2",
-                    "--limit",
-                    "4",
-                    *MODEL,
-                )
-            ],
+            [(*BENCH, "--output", "bench2")],
             writes=True,
         ),
         Reader(
@@ -547,6 +524,17 @@ def readers(base: Path, *, libraries: bool) -> list[Reader]:
                 ("ingest", "e.csv", "-s", "new.ds", "--model", "model"),
             ],
             weight=2,
+        ),
+        Reader(
+            "safetensors",
+            {"other/model.safetensors": (tensors, tensors, length, raw)},
+            read_safetensors,
+            [("decode", "-p", "p.txt", "-d", "none", "--max-new-tokens", "2", "--model", "other", "--device", "cpu")],
+        ),
+        Reader(
+            "GGUF",
+            {"tiny.gguf": (head,)},
+            read_gguf,
         ),
         Reader(
             "examples",
@@ -710,6 +698,25 @@ def _go_on(path: Path, other: str) -> None:
         summary = summarize(path, rows, held.sessions, asked, about["near_tie"], None)
         json.dumps(summary, allow_nan=False)
         check_text("report", report(summary))
+
+
+def read_safetensors() -> None:
+    """A checkpoint, tensor by tensor as runtimes of our own read it, and as transformers does."""
+    model = load_model("other", device="cpu", threads=1)
+    for name in language_model().network.state_dict():
+        model.tensor(name)
+    model.network  # noqa: B018
+
+
+def read_gguf() -> None:
+    """A model, converted and kept nowhere."""
+    kept = os.environ["XDG_CACHE_HOME"]
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        try:
+            load_model("tiny.gguf", device="cpu", threads=1).network  # noqa: B018
+        finally:
+            os.environ["XDG_CACHE_HOME"] = kept
 
 
 def read_rows(files: list[str]) -> None:

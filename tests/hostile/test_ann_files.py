@@ -15,7 +15,8 @@ import pytest
 
 from specds.caches import cache_directory
 from specds.datastore import ann, trial
-from specds.datastore.ann_files import IndexShape, check_contents
+from specds.datastore.ann_files import check_contents
+from specds.datastore.ann_shape import IndexShape
 from specds.datastore.store import open_store
 from specds.errors import CorruptStore, Notice, StoreError
 

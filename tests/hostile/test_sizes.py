@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,17 @@ import pytest
 
 from specds.datastore import segments
 from specds.datastore.build_suffix import build_suffix
-from specds.datastore.corpus import check_claims, document_ids, read_documents
+from specds.datastore.corpus import check_claims, document_ids, read_documents, token_stream
 from specds.datastore.manifest import NAME
 from specds.datastore.store import Store, open_store
 from specds.errors import CorruptStore, InputError, UsageError
 from specds.reading.prompts import BadRow, Prompt, read_prompts
 
+from ..conftest import NewStore
 from ..tools import Run, edit_manifest, manifest_of, reseal
 
 MIB = 1 << 20
 POOLS: list[Any] = []  # what lies in one may outlive its test
-NewStore = Callable[..., Store]
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +134,8 @@ def test_a_manifest_that_claims_is_compared_with_the_corpus(
     lying = open_store(store.path)
     with pytest.raises(CorruptStore):
         check_claims(lying, lying.manifest.corpus[0])
+    with at_most(MIB), pytest.raises(CorruptStore, match="the manifest says"):
+        token_stream(lying)
 
 
 def test_memory_is_kept_to_or_refused(new_store: NewStore, monkeypatch: pytest.MonkeyPatch, run_cli: Run) -> None:

@@ -23,8 +23,10 @@ from safetensors.numpy import load_file, save_file
 
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
+from specds.datastore.creation import create_store
+from specds.datastore.integrity import find_problems
 from specds.datastore.manifest import NAME
-from specds.datastore.store import create_store, find_problems, open_store
+from specds.datastore.store import open_store
 from specds.errors import StoreError
 from specds.model import LanguageModel
 from specds.tokenizer import Tokenizer, wrap_tokenizer

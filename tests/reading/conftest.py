@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from specds.reading.prompts import read_prompts
@@ -14,6 +15,10 @@ def user(text):
 
 def assistant(text):
     return {"role": "assistant", "content": text}
+
+
+def packed_zstd(content):
+    return pa.compress(content, codec="zstd", asbytes=True)
 
 
 @pytest.fixture

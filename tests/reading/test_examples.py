@@ -230,7 +230,7 @@ def test_negative_limit(write):
         read_examples([write("a.jsonl")], limit=-1)
 
 
-# Names that are no files
+# Names that are not files
 
 
 def test_names_are_checked_before_the_first_row(write):

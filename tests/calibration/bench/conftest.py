@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from specds.calibration.bench.cases import Case
 from specds.calibration.bench.contenders import Contender, Ours
-from specds.calibration.bench.run import Case, Plan, bench
+from specds.calibration.bench.run import Plan, bench
 from specds.decode.engine import Engine
 from specds.decode.method import parse_methods
 from specds.model import LanguageModel

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from specds.calibration.bench.cases import Case, choose_cases
 from specds.calibration.bench.results import JOURNAL, STEPS, Row, key_of, open_results, read_rows, read_steps
-from specds.calibration.bench.run import Case, choose_cases
 from specds.errors import InputError, OutputError, PeerError, PromptError, UnsafeFile
 from specds.model import LanguageModel
 from specds.reading.prompts import BadRow, Prompt
@@ -192,7 +192,7 @@ def test_killed_and_started_again_a_bench_gives_the_same_rows(
 
 def test_a_prompt_that_cannot_be_answered_is_left_out_of_every_method(run_bench: Bench) -> None:
     long = Case("long", "one", Prompt("long", (({"role": "user", "content": "w1 " * 400},),)))
-    bad = Case("bad", "one", BadRow("bad", PromptError("row 3 is no prompt", "mend it")))
+    bad = Case("bad", "one", BadRow("bad", PromptError("row 3 is not a valid prompt", "mend it")))
     summary = run_bench("none,pld@4", [case(0), long, bad, case(1)])
     assert not summary["valid"]
     assert {(one["kind"], one["prompt"]) for one in summary["problems"]} == {("failed", "long"), ("failed", "bad")}

@@ -86,7 +86,7 @@ class Sleeper(Honest):
 
 
 class Ponderer(Honest):
-    """As slow, but where the clock runs: that is no cheating."""
+    """As slow, but where the clock runs: that is not cheating."""
 
     def start(self, prompt: Sequence[int]) -> None:
         super().start(prompt)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from specds.datastore.suffix import SuffixIndex
 from specds.datastore.suffix_array import build_suffix_array
-from specds.datastore.suffix_lookup import Parts
+from specds.datastore.suffix_parts import Parts
 from specds.decode.auto.cross_request import CrossRequest
 from specds.decode.auto.drafter import Auto
 from specds.decode.contracts import TOP, Signal, Step

@@ -14,7 +14,7 @@ from specds.datastore.dense import DenseIndex
 from specds.datastore.store import open_store
 from specds.datastore.suffix import SuffixIndex
 from specds.datastore.suffix_array import build_suffix_array
-from specds.datastore.suffix_lookup import Parts
+from specds.datastore.suffix_parts import Parts
 from specds.decode.auto.lookups import SuffixLookup, neighbours, suffix_trees, weighted_tree
 from specds.model import LanguageModel
 

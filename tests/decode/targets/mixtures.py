@@ -132,8 +132,13 @@ class Mixture:
 
     def _check(self, request: _Request, item: Item, result: Forward) -> None:
         assert result.hidden is not None
-        branches = _branches(item)
         assert len(result.logits) == item.wanted
+        if item.parents is None:
+            logits, hidden, _ = self._alone([*request.held, *item.tokens.tolist()])
+            assert self._same(result.logits, logits[len(logits) - item.wanted :])
+            assert self._same(result.hidden, hidden[len(hidden) - item.wanted :])
+            return
+        branches = _branches(item)
         before = len(branches) - item.wanted
         for row in sorted(range(item.wanted), key=lambda row: -len(branches[before + row])):
             logits, hidden = self._alone.last([*request.held, *branches[before + row]])

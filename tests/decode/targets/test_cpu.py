@@ -81,8 +81,8 @@ def alone(family: str) -> Alone:
 def test_any_mixture_of_requests_gives_each_what_it_gets_alone(
     family: str, threads: int, top: bool, random: Random
 ) -> None:
-    """Logits, hidden and captured states, bit by bit: prompts in chunks of any size, single tokens and trees of requests
-    that come, go and share beginnings, in any order, on one to three threads, where pages are scarce.
+    """Logits, hidden and captured states, bit by bit: prompts in chunks of any size, single tokens and trees, of
+    requests that come, go and share beginnings, in any order, on one to three threads, where pages are scarce.
     """
     target = CpuTarget(model_of(family), Captures(hidden=True, layer=2, top=top), memory=400_000, threads=threads)
     Mixture(target, alone(family), torch.equal, random, top=top).run(passes=10)

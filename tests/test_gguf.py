@@ -20,8 +20,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from specds.checkpoint import find_model
 from specds.errors import ModelError
-from specds.model import find_model, load_model
+from specds.model import load_model
 
 from .tools import Mortal, Run, damage, mortal, snapshot
 
@@ -223,6 +224,37 @@ def test_without_a_cache_a_model_is_converted_among_temporary_files_and_says_so(
         patch.setattr(tempfile, "tempdir", str(cache))
         assert "XDG_CACHE_HOME" in refusal(lambda: find_model(str(gguf_file)))
     assert cache.read_text() == "a file where the cache should be"
+
+
+def replaced_after(data: bytes, name: str, skipped: int, value: bytes) -> bytes:
+    """A GGUF file in which what stands some bytes behind a key is another value."""
+    place = data.index(name.encode()) + len(name) + skipped
+    return data[:place] + value + data[place + len(value) :]
+
+
+@pytest.mark.parametrize(
+    ("name", "skipped", "value", "said"),
+    [
+        # Behind a key stands its type, of four bytes; of a list also the type of its elements, then their number.
+        ("llama.vocab_size", 4, (1 << 31).to_bytes(4, "little"), "describes a network of"),
+        ("llama.feed_forward_length", 4, (1 << 31).to_bytes(4, "little"), "describes a network of"),
+        ("llama.block_count", 4, (1 << 31).to_bytes(4, "little"), "layers"),
+        ("tokenizer.ggml.token_type", 8, (1 << 62).to_bytes(8, "little"), "more than it has bytes"),
+        ("tokenizer.ggml.tokens", 8, (1 << 40).to_bytes(8, "little"), "more than it has bytes"),
+        ("tokenizer.ggml.merges", 0, (77).to_bytes(4, "little"), "unknown type 77"),
+        ("token_embd.weight", 4, (1 << 40).to_bytes(8, "little"), "larger than the file"),
+        ("token_embd.weight", 0, (1 << 30).to_bytes(4, "little"), "dimensions"),
+    ],
+)
+def test_a_gguf_file_that_claims_more_than_it_holds_is_refused_before_memory_is_taken(
+    name: str, skipped: int, value: bytes, said: str, gguf_file: Path, cache: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.gguf"
+    path.write_bytes(replaced_after(gguf_file.read_bytes(), name, skipped, value))
+    assert said in refusal(lambda: find_model(str(path)))
+    assert entries(cache) == []
+    path.write_bytes(gguf_file.read_bytes()[:1_000])
+    assert "own.gguf" in refusal(lambda: find_model(str(path)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

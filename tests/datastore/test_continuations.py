@@ -1,4 +1,4 @@
-"""Lookups against looking at every position of the text."""
+"""Matches and the trees of what follows them, against looking at every position of the text."""
 
 from collections import Counter
 
@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specds.datastore.continuations import continuation_tree
 from specds.datastore.suffix_array import build_suffix_array
-from specds.datastore.suffix_lookup import Parts, continuation_tree, longest_match
+from specds.datastore.suffix_match import longest_match
+from specds.datastore.suffix_parts import Parts
 
 SEPARATOR = {np.uint16: 65_535, np.uint32: 2**32 - 1}
 

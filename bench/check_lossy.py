@@ -1,8 +1,8 @@
-"""Check every token that a lossy verifier let pass, from a trace, with logits computed anew by transformers.
+"""Check every token that a lossy verifier accepted and a strict one would not, with logits computed anew.
 
     specds decode -p F.jsonl -d pld --verifier respec --trace T.parquet > A.jsonl
-    python bench/check_rescues.py --trace T.parquet --prompts F.jsonl --k 3 --tau 3 --matches 3
-    python bench/check_rescues.py --trace T.parquet --prompts F.jsonl --log-ratio -4.605 --count 6    # CSD
+    python bench/check_lossy.py --trace T.parquet --prompts F.jsonl --k 3 --tau 3 --matches 3
+    python bench/check_lossy.py --trace T.parquet --prompts F.jsonl --log-ratio -4.605 --count 6    # CSD
 
 Shares no code with the verifiers. ReSpec (Eq. 6 and 7): among the k likeliest, within tau of the likeliest, followed by
 at least so many greedy matches. CSD (Algorithm 1, Eq. 3): the logit ratio at least log tau, the count at least lambda.
@@ -50,22 +50,22 @@ def main() -> None:
             rescued += len(row["rescue_nodes"])
             accepted += row["accepted"]
             wrong += sum(complaints(row, logits, options))
-    print(f"{accepted} drafted tokens accepted, {rescued} of them let pass; {wrong} break a rule")
+    print(f"{accepted} drafted tokens accepted, {rescued} of them lossily; {wrong} break a rule")
     raise SystemExit(wrong > 0)
 
 
 def complaints(row: dict[str, Any], logits: torch.Tensor, options: argparse.Namespace) -> list[bool]:
     """For each accepted token of a step whether it should not have been."""
-    found = []
+    problems = []
     path = row["path"][: row["accepted"]]
-    own = [
+    picks = [
         bool(logits[row["position"] + i - 1].max() - logits[row["position"] + i - 1, token] <= _SLACK)
         for i, token in enumerate(row["tokens"][: len(path)])
     ]
     for index, node in enumerate(path):
         line, token = logits[row["position"] + index - 1], row["draft_tokens"][node]
         if node not in row["rescue_nodes"]:
-            found.append(not own[index])
+            problems.append(not picks[index])
             continue
         place = row["rescue_nodes"].index(node)
         ratio = float(line[token] - line[row["rescue_picked"][place]])
@@ -78,14 +78,14 @@ def complaints(row: dict[str, Any], logits: torch.Tensor, options: argparse.Name
             bad |= ratio < options.log_ratio - _SLACK
         bad |= row["rescue_counts"][place] < options.count
         # The step may have been cut at a stop token or at the length asked for.
-        follow = [path[i] not in row["rescue_nodes"] and own[i] for i in range(index + 1, len(path))]
+        follow = [path[i] not in row["rescue_nodes"] and picks[i] for i in range(index + 1, len(path))]
         run = next((i for i, good in enumerate(follow) if not good), len(follow))
         cut = len(path) < len(row["path"])
         bad |= run < options.matches and not cut
         if bad:
             print(f"{row['prompt']} step {row['step']} node {node}: ratio {ratio:.4f}, followed by {run}")
-        found.append(bad)
-    return found
+        problems.append(bad)
+    return problems
 
 
 if __name__ == "__main__":

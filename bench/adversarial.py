@@ -1,7 +1,7 @@
-"""Make datastores that lie, out of one that does not, to measure what they cost.
+"""Make adversarial datastores out of one that helps, to measure what they cost.
 
-    python bench/liars.py code.ds --foreign foreign.txt --output liars
-    specds bench -p todo.jsonl --methods none,auto,auto:liars/random.ds,auto:liars/foreign.ds,auto:liars/near.ds -o r
+    python bench/adversarial.py code.ds --foreign foreign.txt --output adversarial
+    specds bench -p todo.jsonl --methods none,auto,auto:adversarial/random.ds,auto:adversarial/foreign.ds -o r
 
 `random` holds random tokens, `backwards` the store's responses from their end, `near` its responses with every fourth
 token another, and `foreign` a text, of another language say. Each has as many tokens as asked for at most, and both
@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from specds.datastore.build_dense import DenseOptions, build_dense
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.corpus import Document, add_documents, read_documents
-from specds.datastore.store import create_store, open_store
+from specds.datastore.creation import create_store
+from specds.datastore.store import open_store
 from specds.model import load_model
 
 
@@ -38,36 +39,37 @@ def main() -> None:
     model = load_model(options.model)
     random, vocabulary = np.random.default_rng(0), int(model.config.vocab_size)
     most = options.tokens // 100
-    honest = list(islice(read_documents(open_store(options.store, model.tokenizer)), most))
+    documents = list(islice(read_documents(open_store(options.store, model.tokenizer)), most))
 
-    def near(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    def altered(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
         changed = tokens.copy()
         changed[3::4] = random.integers(0, vocabulary, len(changed[3::4]))
         return changed
 
-    lies: dict[str, Callable[[NDArray[np.int32]], NDArray[np.int32]]] = {
+    alterations: dict[str, Callable[[NDArray[np.int32]], NDArray[np.int32]]] = {
         "random": lambda tokens: random.integers(0, vocabulary, len(tokens)).astype(np.int32),
         "backwards": lambda tokens: tokens[::-1].copy(),
-        "near": near,
+        "near": altered,
     }
-    liars = {
-        name: [dataclasses.replace(one, source=name, response=lie(one.response)) for one in honest]
-        for name, lie in lies.items()
+    adversarial = {
+        name: [dataclasses.replace(document, source=name, response=alter(document.response)) for document in documents]
+        for name, alter in alterations.items()
     }
     if options.foreign:
         text = np.array(model.tokenizer.encode(options.foreign.read_text()), np.int32)
         pieces = [text[start : start + 100] for start in range(0, min(len(text), options.tokens), 100)]
         nothing = np.empty(0, np.int32)
-        liars["foreign"] = [Document(f"foreign-{n}", "foreign", nothing, piece) for n, piece in enumerate(pieces)]
-    for name, documents in liars.items():
+        adversarial["foreign"] = [Document(f"foreign-{n}", "foreign", nothing, piece) for n, piece in enumerate(pieces)]
+    for name, altered_documents in adversarial.items():
         path = options.output / f"{name}.ds"
         shutil.rmtree(path, ignore_errors=True)
         store = create_store(path, model.tokenizer)
         with store.writer() as writer:
-            add_documents(writer, documents, origin="ingested")
+            add_documents(writer, altered_documents, origin="ingested")
         build_suffix(open_store(path))
         build_dense(open_store(path), model, DenseOptions())
-        print(f"{path}: {len(documents)} documents, {sum(len(one.response) for one in documents):,} tokens")
+        tokens = sum(len(document.response) for document in altered_documents)
+        print(f"{path}: {len(altered_documents)} documents, {tokens:,} tokens")
 
 
 if __name__ == "__main__":
