@@ -34,7 +34,6 @@ def build_dense(
     ] = None,
     leaves: Annotated[int | None, typer.Option(min=1, help="Cells of the index; default: 5 √keys.")] = None,
     search: Annotated[int, typer.Option(min=1, help="Cells searched for one query.")] = 250,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens embedded in one forward pass.")] = 2048,
     keys: Annotated[
         str | None,
         typer.Option(help="How keys are kept: float32, half or int8; default: as the index has, or float32."),
@@ -67,13 +66,16 @@ def build_dense(
 
     from specds.datastore.build_dense import DenseOptions
     from specds.datastore.build_dense import build_dense as run
+    from specds.decode.embedding import Embedder
 
     opened = open_store(store, language_model.tokenizer)
     if keys and drop_keys:
         raise UsageError("--keys and --drop-keys contradict each other", "give one of them")
     wanted = DenseOptions(
-        index, dims, sample, max_length, leaves, search, batch_tokens, "none" if drop_keys else keys, limit
+        index, dims, sample, max_length, leaves, search, kept="none" if drop_keys else keys, memory=limit
     )
+    with options.reading(language_model):
+        embedder = Embedder(language_model)
     began = time.perf_counter()
     with bar("embedding", None) as update:
         segments = run(
@@ -84,6 +86,7 @@ def build_dense(
                 done, total, done / max(time.perf_counter() - began, 1e-9) if stage == "embed" else -1.0
             ),
             replace=replace,
+            embedding=embedder,
         )
     if not segments:
         note(f"{store}: the dense index covers all documents already; --replace builds it anew")
