@@ -126,6 +126,7 @@ class CudaTarget:
     def _run(
         self, items: Sequence[Item], starts: Sequence[int], skip: frozenset[int] = frozenset()
     ) -> tuple[Forward, NDArray[np.float32] | None]:
+        items = self._held.wanted(items)
         work = Pass.of(items, starts)
         check_tokens(work.tokens, self._vocabulary)
         for slot, end in zip(work.slots, work.ends.tolist(), strict=True):

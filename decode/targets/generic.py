@@ -141,6 +141,7 @@ class HuggingFaceTarget:
     @torch.inference_mode()
     def _run(self, items: Sequence[Item], starts: Sequence[int]) -> tuple[Forward, NDArray[np.float32] | None]:
         """The pass, in as many calls of the network as it takes; captured states of all its tokens."""
+        items = self._held.wanted(items)
         work = Pass.of(items, starts)
         check_tokens(work.tokens, self._vocabulary)
         for slot, end in zip(work.slots, work.ends.tolist(), strict=True):
