@@ -14,7 +14,7 @@ from specds.decode.draft import check_tokens
 from specds.decode.targets import attention as a
 from specds.decode.targets import kernels as k
 from specds.decode.targets import layout
-from specds.decode.targets.held import Held, most_wanted, wanting
+from specds.decode.targets.held import Held, most_wanted
 from specds.decode.targets.llama import packed, rotary_table, unsupported, without
 from specds.decode.targets.memory import Arena, memory_for
 from specds.decode.targets.microkernel import LANES, ROWS
@@ -99,7 +99,7 @@ class CpuTarget:
         Raises:
             CorruptStore: a drafted token is none of the model's.
         """
-        items = wanting(items, self._captures)
+        items = self._held.wanted(items)
         result, states = self._run(items, [len(item.slot.tokens) for item in items])
         self._held.record(items, result, states)
         return result

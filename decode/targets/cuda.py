@@ -15,7 +15,7 @@ from torch.nn import functional
 from specds.decode.contracts import Activations, Captures, Forward, Item
 from specds.decode.draft import check_tokens
 from specds.decode.targets.batches import Batch, Pass, calls_of, side_by_side
-from specds.decode.targets.held import Held, most_wanted, wanting
+from specds.decode.targets.held import Held, most_wanted
 from specds.decode.targets.llama import not_llama_like, rotary_table, windows
 from specds.decode.targets.memory import memory_for, pages_within
 from specds.decode.targets.pages import PAGE, PagedSlot, Pages
@@ -97,7 +97,6 @@ class CudaTarget:
         Raises:
             CorruptStore: a drafted token is none of the model's.
         """
-        items = wanting(items, self._captures)
         result, states = self._run(items, [len(item.slot.tokens) for item in items])
         self._held.record(items, result, states)
         return result

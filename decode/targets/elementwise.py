@@ -23,7 +23,7 @@ from specds.decode.targets.microkernel import (
 )
 from specds.jit import compiled, compiled_inside
 
-LARGEST = np.finfo(np.float32).max
+LARGEST: Any = np.finfo(np.float32).max
 
 
 @compiled

@@ -22,11 +22,6 @@ def most_wanted(rows: int, vocabulary: int, captures: Captures) -> int:
     return max(1, min(rows, _MOST_LOGITS // vocabulary)) if captures.top else rows
 
 
-def wanting(items: Sequence[Item], captures: Captures) -> Sequence[Item]:
-    """The items of a pass; where the likeliest tokens are kept, the logits of all tokens are wanted."""
-    return [replace(item, wanted=len(item.tokens)) for item in items] if captures.top else items
-
-
 class Held:
     """Captured states and likeliest tokens, page by page as the key-value cache is.
 
