@@ -83,9 +83,9 @@ class CudaTarget:
         """See `Target.open`."""
         return self._pages.open(prompt, length)
 
-    def close(self, slot: PagedSlot) -> None:
+    def close(self, slot: PagedSlot, *, keep: bool = True) -> None:
         """See `Target.close`."""
-        self._pages.close(slot)
+        self._pages.close(slot, keep=keep)
 
     def forget(self) -> None:
         """See `Target.forget`."""
@@ -125,6 +125,7 @@ class CudaTarget:
     def _run(
         self, items: Sequence[Item], starts: Sequence[int], skip: frozenset[int] = frozenset()
     ) -> tuple[Forward, NDArray[np.float32] | None]:
+        items = self._held.wanted(items)
         work = Pass.of(items, starts)
         check_tokens(work.tokens, self._vocabulary)
         for slot, end in zip(work.slots, work.ends.tolist(), strict=True):

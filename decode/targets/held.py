@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,12 @@ class Held:
         return Activations(
             self._states[places] if self._captures.layer else None, self._top[places] if self._captures.top else None
         )
+
+    def wanted(self, items: Sequence[Item]) -> Sequence[Item]:
+        """What a pass is to give: where the likeliest tokens are kept, the logits of all tokens of each item."""
+        if not self._captures.top:
+            return items
+        return [replace(item, wanted=len(item.tokens)) for item in items]
 
     def record(self, items: Sequence[Item], result: Forward, states: NDArray[np.float32] | None) -> None:
         """What a pass gave: float32[n, d], the captured states of all its tokens.

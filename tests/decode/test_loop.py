@@ -341,3 +341,19 @@ def test_a_place_that_becomes_free_is_taken_at_once(roomy: LanguageModel) -> Non
     begun = sorted(steps[0].forward_pass for steps in arriving.steps.values())
     assert [len(rows) for rows in watched.rows[: begun[-1]]] == [4] * begun[-1]
     assert len(watched.rows) < 0.5 * len(steps)
+
+
+@pytest.mark.parametrize("runtime", ["generic", "cuda"])
+@pytest.mark.parametrize("name", ["none", "auto", "adapld"])
+def test_other_runtimes_answer_many_requests_as_each_alone(name: str, runtime: str, roomy: LanguageModel) -> None:
+    """Prompts of one chunk and of more, some of which begin alike; near ties do not happen to these."""
+    prompts = [(*HEADERS[0], *HEADERS[1], *HEADERS[0][:90], 5), (7, 8), (*HEADERS[0], 9), (*HEADERS[0], 10), (2,) * 70]
+    engine = Engine(roomy, Method(name, budget=6), runtime=runtime)
+    arriving = Arriving(engine, [Asked(prompt, 20) for prompt in prompts])
+    watched, chunk = watch(engine), engine._target.chunk
+    arriving.run(4)
+    for number, prompt in enumerate(prompts):
+        alone = Engine(roomy, runtime=runtime)
+        assert list(arriving.text(number)) == text(list(alone.steps(prompt, 20)))
+    assert len(prompts[0]) > chunk
+    check_trace(arriving, watched, chunk, 4)

@@ -29,10 +29,15 @@ def kinds() -> Iterator[Prompt]:
         yield Prompt(f"system-{number}", (said(f"Where is {place}?", _SYSTEM),))
         shots = "English: cat. French: chat. English: dog. French: chien. English: "
         yield Prompt(f"shots-{number}", (said(f"{shots}{place}. French:"),), raw=True)
-    for number, tail in enumerate(
-        ("    return result\n\nprint(", "    return round(result", "\n\ndef mean(prices):\n")
-    ):
-        yield Prompt(f"code-{number}", (said(_CODE + tail),), raw=True)
+    tails = (
+        "    return result\n\nprint(",
+        "    return round(result",
+        "\n\ndef mean(prices):\n",
+        "        print(",
+        "    if",
+    )
+    for number, tail in enumerate(tails):
+        yield Prompt(f"snippet-{number}", (said(_CODE + tail),), raw=True)
     yield Prompt("turns-0", (said("Name three colours."), said("And three more?"), said("Which one is the darkest?")))
     yield Prompt("turns-1", (said("Name three colours."), said("And three animals?")))
     yield Prompt("list", (said("1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23"),), raw=True)
@@ -56,13 +61,13 @@ def texts(engine: Engine, prompts: list[Prompt], length: int, parallel: int) -> 
 
 @pytest.mark.parametrize(
     ("prompts", "length"),
-    [pytest.param(MANY[::4], 24, id="some"), pytest.param(MANY, 64, id="all", marks=pytest.mark.slow)],
+    [pytest.param(MANY[::5], 16, id="some"), pytest.param(MANY, 64, id="all", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_texts_are_those_of_each_request_alone(
     temperature: float, prompts: list[Prompt], length: int, smollm: LanguageModel
 ) -> None:
-    assert len(MANY) >= 32
+    assert len({prompt.id for prompt in MANY}) == len(MANY) >= 32
     sampling = Sampling(temperature, seed=7)
     plain = Engine(smollm, sampling=sampling, runtime="cpu")
     expected = {id: one for prompt in prompts for id, one in texts(plain, [prompt], length, 1).items()}

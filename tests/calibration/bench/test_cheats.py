@@ -14,11 +14,13 @@ import pytest
 
 from specds.calibration.bench.contenders import Ours, Peer, Worker
 from specds.calibration.bench.results import read_rows
-from specds.decode.contracts import NO_RESOURCES, Drafter, Forward, NoOptions, Resources, Signal, Step
+from specds.decode.contracts import NO_RESOURCES, Drafter, Forward, Item, NoOptions, Resources, Signal, Step
 from specds.decode.draft import Draft, chain, empty
 from specds.decode.drafters import DRAFTERS
 from specds.decode.engine import Engine
 from specds.decode.method import Method
+from specds.decode.prompt import hold
+from specds.decode.request import Request, Source
 from specds.model import LanguageModel
 from specds.sampling import Sampling
 
@@ -35,7 +37,7 @@ class Honest(Drafter):
         self.text: list[int] = []
 
     def start(self, prompt: Sequence[int]) -> None:
-        self.text = []
+        self.text = [*prompt]
 
     def propose(self, budget: int) -> Draft:
         return empty()
@@ -56,9 +58,9 @@ class Forger(Honest):
             return
         forward = self.target.forward
 
-        def forged(last: int, draft: Draft) -> Forward:
-            result: Forward = forward(last, draft)
-            if last % 3 == 0:
+        def forged(items: Sequence[Item]) -> Forward:
+            result: Forward = forward(items)
+            if items[0].tokens[0] % 3 == 0:
                 best = int(result.logits[0].argmax())
                 result.logits[0, best] -= 1000.0
             return result
@@ -71,9 +73,11 @@ class Clairvoyant(Honest):
 
     def propose(self, budget: int) -> Draft:
         ahead: list[int] = []
+        slot = hold(self.target, self.text[:-1], len(self.text) + budget)
         for _ in range(min(budget, 3)):
-            logits = self.target.forward(self.text[-1], chain(np.array(ahead, np.int32), [0.9] * len(ahead))).logits
-            ahead.append(int(logits[len(ahead)].argmax()))
+            logits = self.target.forward([Item.chain(slot, [self.text[-1], *ahead])]).logits
+            ahead.append(int(logits[0].argmax()))
+        self.target.close(slot)
         return chain(np.array(ahead, np.int32), [0.9] * len(ahead))
 
 
@@ -96,26 +100,32 @@ class Ponderer(Honest):
 class Merging(Engine):
     """Reports two steps as one."""
 
-    def steps(self, tokens: Sequence[int], max_new_tokens: int, *, sample: int = 0) -> Iterator[Step]:
+    def decode(self, requests: Source, parallel: int = 1) -> Iterator[Request]:
         held: Step | None = None
         index = 0
-        for step in super().steps(tokens, max_new_tokens, sample=sample):
-            if held is None:
+        for request in super().decode(requests, parallel):
+            step = request.step
+            assert step is not None
+            if held is None and not request.done:
                 held = step
                 continue
-            yield replace(held, index=index, tokens=(*held.tokens, *step.tokens))
-            held, index = None, index + 1
-        if held is not None:
-            yield replace(held, index=index)
+            told = step if held is None else replace(held, tokens=(*held.tokens, *step.tokens))
+            request.step = replace(told, index=index)
+            yield request
+            request.step, held, index = step, None, index + 1
 
 
 class Skimming(Engine):
     """Leaves out every other step, so that it seems to have made fewer."""
 
-    def steps(self, tokens: Sequence[int], max_new_tokens: int, *, sample: int = 0) -> Iterator[Step]:
-        for step in super().steps(tokens, max_new_tokens, sample=sample):
-            if step.index % 2 == 0:
-                yield replace(step, index=step.index // 2)
+    def decode(self, requests: Source, parallel: int = 1) -> Iterator[Request]:
+        for request in super().decode(requests, parallel):
+            step = request.step
+            assert step is not None
+            if step.index % 2 == 0 or request.done:
+                request.step = replace(step, index=step.index // 2)
+                yield request
+                request.step = step
 
 
 @pytest.fixture(autouse=True)
