@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specds.decode.answering import Turn
 from specds.decode.auto.acceptance import Acceptance, Reliability
 from specds.decode.auto.drafter import Auto
 from specds.decode.auto.expansion import Grown
@@ -17,7 +18,7 @@ from specds.decode.auto.probability import SUREST, Ensemble, log_odds
 from specds.decode.contracts import Drafter, Step
 from specds.decode.draft import Draft
 from specds.decode.engine import Engine
-from specds.errors import PromptError, UsageError
+from specds.errors import SpecdsError, UsageError
 from specds.jit import compiled
 from specds.reading.prompts import BadRow, Prompt
 
@@ -60,10 +61,15 @@ class Watched(Drafter):
 
     Args:
         rows: most nodes that are verified; growth goes further.
+
+    Attributes:
+        kept: what was grown, each with the length of the text that it was grown after.
+        first: the first step that it observed.
     """
 
     def __init__(self, inner: Auto, rows: int) -> None:
         self._inner, self._rows = inner, rows
+        self.first: Step | None = None
         self.needs = inner.needs
         self.kept: list[tuple[int, Grown]] = []
         self._length = 0
@@ -75,6 +81,7 @@ class Watched(Drafter):
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`."""
+        self.first = self.first or step
         self._length += len(step.tokens)
         self._inner.observe(step)
 
@@ -139,7 +146,7 @@ class Collected:
     """
 
     nodes: list[Nodes] = field(default_factory=list)
-    failed: list[tuple[str, Exception]] = field(default_factory=list)
+    failed: list[tuple[str, SpecdsError]] = field(default_factory=list)
     tokens: int = 0
     steps: int = 0
 
@@ -150,6 +157,7 @@ def collect(
     max_new_tokens: int,
     *,
     rows: int = 8,
+    parallel: int = 1,
     progress: Callable[[Collected], None] = lambda state: None,
 ) -> Collected:
     """Decode prompts by `auto`, and keep what it looked at.
@@ -157,6 +165,8 @@ def collect(
     Args:
         engine: of drafter `auto` with a fixed budget.
         rows: most nodes verified a step. Where a step begins depends on it, and so do the nodes that are met.
+        parallel: most prompts answered at once. Where requests share what they learn, trees depend on it; they are the
+            same again with the same number.
 
     Raises:
         UsageError: an engine of another drafter, or whose drafts depend on the clock.
@@ -164,34 +174,34 @@ def collect(
     if engine.method.drafter != "auto" or engine.method.budget is None:
         raise UsageError("calibrating drafts takes drafter auto with a fixed budget", f"--budget {LOOKED_AT}")
     state = Collected()
-    for row in prompts:
-        if isinstance(row, BadRow):
-            state.failed.append((row.id, row.error))
-            continue
-        watched: list[Watched] = []
+    watched: list[Watched] = []
 
-        def watch(drafter: Any, watched: list[Watched] = watched) -> Watched:
-            watched.append(Watched(drafter, rows))
-            return watched[-1]
+    def watch(drafter: Any) -> Watched:
+        watched.append(Watched(drafter, rows))
+        return watched[-1]
 
-        engine.wrap = watch
-        try:
-            answer = engine.answer(row, max_new_tokens)
-        except PromptError as error:
-            state.failed.append((row.id, error))
-            continue
-        finally:
-            engine.wrap = None
-        turns = [
-            judge(watcher.kept, [*turn.prompt, *turn.tokens])
-            for turn, watcher in zip(answer.turns, watched, strict=True)
-        ]
-        right = np.concatenate([outcomes for _, outcomes in turns])
-        features = np.concatenate([seen for seen, _ in turns])
-        state.nodes.append(Nodes(features, right, np.zeros(len(right), np.int32)))
-        state.tokens += answer.counters.tokens
-        state.steps += answer.counters.steps
-        progress(state)
+    def kept(turn: Turn) -> list[tuple[int, Grown]]:
+        """What was grown for a turn's text, which is then not kept any more."""
+        own = [one for one in watched if one.first is turn.steps[0]]
+        watched[:] = [one for one in watched if one.first is not turn.steps[0]]
+        return own[0].kept if own else []  # of a text of one step nothing was drafted
+
+    engine.wrap = watch
+    try:
+        for answered in engine.answers(prompts, max_new_tokens, parallel=parallel):
+            if answered.answer is None:
+                assert answered.error is not None
+                state.failed.append((answered.prompt.id, answered.error))
+                continue
+            turns = [judge(kept(turn), [*turn.prompt, *turn.tokens]) for turn in answered.answer.turns]
+            right = np.concatenate([outcomes for _, outcomes in turns])
+            features = np.concatenate([seen for seen, _ in turns])
+            state.nodes.append(Nodes(features, right, np.zeros(len(right), np.int32)))
+            state.tokens += answered.answer.counters.tokens
+            state.steps += answered.answer.counters.steps
+            progress(state)
+    finally:
+        engine.wrap = None
     return state
 
 

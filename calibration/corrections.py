@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specds.datastore.corrections import add_to_table, calibrating, check_pair, read_table
+from specds.datastore.corrections import add_to_table, calibrating, check_pair, key_of, read_table
 from specds.datastore.provenance import provenance
+from specds.decode.contracts import Step
 from specds.decode.engine import Engine
-from specds.errors import PromptError
+from specds.decode.verifiers.walk import below
+from specds.errors import SpecdsError
 from specds.reading.prompts import BadRow, Prompt
 
-# Above 1 nothing passes the gate: verification is strict, and only counts (CSD, Phase 1).
-COUNTING = {"tau": "2"}
+# Above 1 nothing passes the gate; what is counted is what the steps say (CSD, Phase 1).
+STRICT = {"tau": "2", "update": "no"}
 _SECONDS = 10.0
 # Prompts after which divergences of a run go into a table that learns from it.
 _PROMPTS_A_PART = 32
@@ -35,7 +38,7 @@ class Calibration:
     prompts: int = 0
     tokens: int = 0
     known: int = 0
-    failed: list[tuple[str, PromptError]] = field(default_factory=list)
+    failed: list[tuple[str, SpecdsError]] = field(default_factory=list)
 
 
 def calibrate(
@@ -44,15 +47,20 @@ def calibrate(
     out: Path,
     max_new_tokens: int,
     progress: Callable[[Calibration], None] = lambda state: None,
+    *,
+    parallel: int = 1,
 ) -> Calibration:
     """Count divergences over prompts into the table at `out`, which is begun, added to, or gone on with.
 
     Counts and the digests of the prompts they are of are written together every few seconds, so that a run that dies
     loses some work and counts nothing twice. Prompts that the table has counted under the same conditions are skipped.
+    What is counted of a prompt does not depend on the others, so that the table is the same however many are answered
+    at once; but for drafters that are told to let requests learn from each other (`session=yes` of auto).
 
     Args:
-        engine: one whose verifier counts, and accepts nothing lossily: `csd` with `COUNTING`, and a fixed budget,
-            because what is drafted decides what is counted.
+        engine: one whose verifier accepts nothing lossily: `csd` with `STRICT`, and a fixed budget, because what is
+            drafted decides what is counted.
+        parallel: most prompts answered at once.
 
     Raises:
         CorruptTable, ForeignTable: what `out` holds.
@@ -60,7 +68,7 @@ def calibrate(
         OutputError: it cannot be written.
     """
     with calibrating(out):
-        return _calibrate(engine, prompts, out, max_new_tokens, progress)
+        return _calibrate(engine, prompts, out, max_new_tokens, progress, parallel)
 
 
 def _calibrate(
@@ -69,9 +77,8 @@ def _calibrate(
     out: Path,
     max_new_tokens: int,
     progress: Callable[[Calibration], None],
+    parallel: int,
 ) -> Calibration:
-    memory = engine.memory
-    assert memory is not None
     done: set[str] = set()
     if out.exists():
         table = read_table(out)
@@ -85,7 +92,7 @@ def _calibrate(
         add_to_table(
             out,
             engine.pair,
-            memory.take_new(),
+            pending.counts,
             prompts=len(pending.done),
             tokens=pending.tokens,
             provenance=command,
@@ -93,29 +100,31 @@ def _calibrate(
         )
         pending.forget()
 
-    try:
+    def unknown() -> Iterator[Prompt | BadRow]:
         for row in prompts:
-            if isinstance(row, BadRow):
-                state.failed.append((row.id, row.error))
+            if isinstance(row, Prompt):
+                digest = _digest(engine, row, max_new_tokens)
+                if digest in done:
+                    state.known += 1
+                    continue
+                done.add(digest)
+            yield row
+
+    try:
+        for answered in engine.answers(unknown(), max_new_tokens, parallel=parallel):
+            if answered.answer is None:
+                assert answered.error is not None
+                state.failed.append((answered.prompt.id, answered.error))
                 continue
-            digest = _digest(engine, row, max_new_tokens)
-            if digest in done:
-                state.known += 1
-                continue
-            before = dict(memory.new)
-            try:
-                answer = engine.answer(row, max_new_tokens)
-            except BaseException as error:
-                memory.new = before  # of a prompt all is counted, or nothing
-                if not isinstance(error, PromptError):
-                    raise
-                state.failed.append((row.id, error))
-                continue
-            done.add(digest)
-            pending.done.append(digest)
-            pending.tokens += answer.counters.tokens
+            assert isinstance(answered.prompt, Prompt)
+            tokens = answered.answer.counters.tokens
+            pending.done.append(_digest(engine, answered.prompt, max_new_tokens))
+            pending.tokens += tokens
+            pending.counts.update(
+                key for turn in answered.answer.turns for step in turn.steps for key in divergences(step)
+            )
             state.prompts += 1
-            state.tokens += answer.counters.tokens
+            state.tokens += tokens
             progress(state)
             if time.monotonic() - pending.since > _SECONDS:
                 write()
@@ -130,12 +139,24 @@ def _calibrate(
 class _Pending:
     """What is counted and not written yet."""
 
+    counts: Counter[int] = field(default_factory=Counter)
     done: list[str] = field(default_factory=list)
     tokens: int = 0
     since: float = field(default_factory=time.monotonic)
 
     def forget(self) -> None:
-        self.done, self.tokens, self.since = [], 0, time.monotonic()
+        self.counts, self.done, self.tokens, self.since = Counter(), [], 0, time.monotonic()
+
+
+def divergences(step: Step) -> Iterator[int]:
+    """Of each token that was drafted where the target picked another one the key of the pair (CSD, §4.2).
+
+    None of a step that a stop token ends inside its accepted path: the target picked nothing after it.
+    """
+    if len(step.tokens) <= len(step.path):
+        return
+    for child in below(step.draft, step.path[-1] if step.path else -1):
+        yield key_of(int(step.draft.tokens[child]), step.tokens[-1])
 
 
 def _digest(engine: Engine, prompt: Prompt, max_new_tokens: int) -> str:

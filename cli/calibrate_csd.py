@@ -18,6 +18,7 @@ def calibrate_csd(
     ],
     decoding: options.DecodingOptions = options.DecodingOptions(drafter="model", budget="16"),
     sampling: options.SamplingOptions = options.SamplingOptions(temperature=0.6),
+    parallel: options.ParallelOptions = options.ParallelOptions(),
     limit: options.Limit = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -25,18 +26,22 @@ def calibrate_csd(
 
     The table holds how often each token was drafted where the target picked each other one (CSD, §4.2); `decode
     --verifier csd --table T` accepts such drafts where they recur (lossy). It belongs to this target, drafter and
-    tokenizer. A stopped run goes on where it was; prompts that the table knows are not counted again.
+    tokenizer. A stopped run goes on where it was; prompts that the table knows are not counted again. The counts are
+    the same however many prompts are answered at once (unless auto is told --set session=yes).
 
     [dim]specds calibrate-csd -p train.jsonl -s code.ds -d rest -o T.parquet[/dim]
     [dim]specds decode -p F.jsonl -s code.ds -d rest --verifier csd --table T.parquet[/dim]
     """
-    from specds.calibration.corrections import COUNTING, Calibration, calibrate
+    import itertools
+
+    from specds.calibration.corrections import STRICT, Calibration, calibrate
     from specds.cli.render import bar, note, table_summary
     from specds.datastore.corrections import read_table
     from specds.decode.engine import Engine
     from specds.decode.method import AUTO, Method
     from specds.errors import UsageError
 
+    parallel.check()
     picking = sampling.sampling()
     budget = values.budget(str(decoding.budget))
     if not budget:
@@ -52,16 +57,22 @@ def calibrate_csd(
             decoding.store or (),
             budget,
             "csd",
-            COUNTING,
+            STRICT,
             decoding.drafting(target),
         )
-        engine = Engine(language_model, method, picking, target.runtime)
-    with bar("calibrating", prompts.total(limit), quiet=quiet) as update:
+        engine = Engine(language_model, method, picking, target.runtime, parallel.memory())
+    total, rows = prompts.total(limit), prompts.read(limit=limit)
+    first = next(rows, None)
+    if first is None:
+        raise prompts.nothing()
+    requests = parallel.choose(engine, first, decoding.max_new_tokens, total)
+    with bar("calibrating", total, quiet=quiet) as update:
 
         def progress(state: Calibration) -> None:
             update(state.prompts + state.known + len(state.failed), None, -1.0)
 
-        state = calibrate(engine, prompts.read(limit=limit), output, decoding.max_new_tokens, progress)
+        asked = itertools.chain([first], rows)
+        state = calibrate(engine, asked, output, decoding.max_new_tokens, progress, parallel=requests)
     for name, error in state.failed:
         note(f"prompt {name}: {error.message}")
     if not quiet:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Logits of two float32 runtimes differ by less than this.
 _NEAR_TIE = 1e-3
+# Tokens of an answer of the corpus.
+_LENGTH = 160
 _PROMPTS = Path(__file__).parent / "demo"
 
 
@@ -33,25 +35,28 @@ def demo(
     max_new_tokens: options.MaxNewTokens = 96,
     limit: Annotated[int, typer.Option(min=1, help="Only the first so many of the new prompts.")] = 8,
     budget: options.Budget = "auto",
+    parallel: options.ParallelOptions = options.ParallelOptions(),
 ) -> None:
     """Run the whole pipeline on prompts that come with specds.
 
-    generate → build-suffix → build-dense → decode new prompts with every drafter, then a table: MAT, acceptance
-    and speed against plain decoding on the same runtime and against transformers' own generate, and whether
-    the texts are the same, token for token.
+    generate (many requests at once) → build-suffix → build-dense → decode new prompts with every drafter, one at a
+    time, then a table: MAT, acceptance and speed against plain decoding on the same runtime and against transformers'
+    own generate, and whether the texts are the same, token for token.
     """
     from specds.caches import cache_directory
     from specds.cli.render import comparison, note
     from specds.reading.prompts import Prompt, read_prompts
 
+    parallel.check()
     most = values.budget(budget)
     language_model = target.target()
     path = (output or cache_directory("demo")) / f"assistant-{language_model.fingerprint[:8]}.ds"
     path.parent.mkdir(parents=True, exist_ok=True)
-    store = _filled(path, language_model)
+    store = _filled(path, language_model, target, parallel)
     asked = [row for row in read_prompts([str(_PROMPTS / "prompts.jsonl")]) if isinstance(row, Prompt)][:limit]
     note(f"4. decode: {len(asked)} new prompts, greedy, at most {max_new_tokens} tokens each, drafter after drafter")
-    answers, reference = _decoded(_engines(language_model, store, most, target.runtime), asked, max_new_tokens)
+    engines = _engines(language_model, store, most, target.runtime, parallel.memory())
+    answers, reference = _decoded(engines, asked, max_new_tokens)
     comparison(
         f"{language_model.name}, {len(asked)} prompts, {sum(len(tokens) for tokens, _ in reference):,} tokens",
         ("method", "MAT", "acceptance", "tokens/s", "× plain", "× generate", "same text"),
@@ -69,22 +74,28 @@ def demo(
     note(f"Next: specds inspect {path}; specds decode -p yours.jsonl -s {path} -d dresd")
 
 
-def _filled(path: Path, model: LanguageModel) -> Store:
+def _filled(
+    path: Path, model: LanguageModel, target: options.TargetOptions, parallel: options.ParallelOptions
+) -> Store:
     """The demo's datastore with its indexes; what is there already is not made again."""
     from specds.cli.render import bar, note, working
     from specds.datastore.build_dense import build_dense
     from specds.datastore.build_suffix import build_suffix
     from specds.datastore.creation import create_store
-    from specds.datastore.generation import GenerationOptions, generate
     from specds.datastore.store import open_store
+    from specds.decode.engine import Engine
+    from specds.decode.generation import GenerationOptions, generate
+    from specds.decode.method import AUTO, Method
     from specds.reading.prompts import read_prompts
 
     corpus = list(read_prompts([str(_PROMPTS / "corpus.jsonl")]))
     note(f"1. generate: {model.name} answers {len(corpus)} prompts of a code assistant → {path}")
     store = create_store(path, model.tokenizer)
-    wanted = GenerationOptions(max_new_tokens=160, source="demo")
-    with bar("generating the corpus (about two minutes, once)", None) as update:
-        report = generate(store, model, corpus, wanted, lambda done, total, tokens: update(done, total, -1.0))
+    engine = Engine(model, Method(AUTO), runtime=target.runtime, kv_memory=parallel.memory())
+    requests = parallel.choose(engine, corpus[0], _LENGTH, len(corpus))
+    wanted = GenerationOptions(max_new_tokens=_LENGTH, source="demo", parallel=requests)
+    with bar("generating the corpus (once)", None) as update:
+        report = generate(store, engine, corpus, wanted, lambda done, total, tokens: update(done, total, -1.0))
     note(f"   {report.documents} new answers, {report.tokens:,} tokens; {report.present} were there already")
     store = open_store(path, model.tokenizer)
     for number, kind in ((2, "suffix"), (3, "dense")):
@@ -97,7 +108,9 @@ def _filled(path: Path, model: LanguageModel) -> Store:
     return open_store(path, model.tokenizer)
 
 
-def _engines(model: LanguageModel, store: Store, budget: int | None, runtime: str) -> dict[str, Engine]:
+def _engines(
+    model: LanguageModel, store: Store, budget: int | None, runtime: str, memory: int | None
+) -> dict[str, Engine]:
     """An engine with each drafter, but for those that want a draft model."""
     from specds.decode.assembly import drafter_class
     from specds.decode.contracts import Use
@@ -107,11 +120,12 @@ def _engines(model: LanguageModel, store: Store, budget: int | None, runtime: st
 
     drafters = {name: drafter_class(name) for name in DRAFTERS}
     # A model that drafts for itself is worth its time where it has many more layers than this one.
-    return {
-        name: Engine(model, Method(name, stores=(store,) if kind.indexes else (), budget=budget), runtime=runtime)
+    methods = [
+        Method(name, stores=(store,) if kind.indexes else (), budget=budget)
         for name, kind in drafters.items()
         if kind.draft_model is not Use.ALWAYS
-    }
+    ]
+    return {method.drafter: Engine(model, method, runtime=runtime, kv_memory=memory) for method in methods}
 
 
 def _decoded(

@@ -20,11 +20,12 @@ def evaluate(
     store: options.StorePath,
     prompts: options.OptionalPromptOptions,
     target: options.TargetOptions,
+    parallel: options.ParallelOptions,
     answers: Annotated[
         str | None,
         typer.Option(
             help="Their answers: what `specds decode` wrote, or, without --prompts, rows of prompts and responses as "
-            "`specds ingest` reads them. Default: the model writes them now.",
+            "`specds ingest` reads them. Default: the model writes them now, --parallel at once.",
         ),
     ] = None,
     budgets: Annotated[str, typer.Option(metavar="N,N,…", help="Draft tokens a step.")] = "4,8,16,32,64",
@@ -47,6 +48,7 @@ def evaluate(
     from specds.datastore.store import open_store
     from specds.errors import UsageError
 
+    parallel.check()
     if not prompts.prompts and answers is None:
         raise UsageError("neither --prompts nor --answers is given", "say what the store is to be good for")
     sizes = values.numbers("--budgets", budgets)
@@ -72,7 +74,7 @@ def evaluate(
         if recorded.failed:
             note(f"note: {recorded.failed:,} rows do not hold a prompt and a response; they are left out")
     elif answers is None:
-        recorded = _written(language_model, opened, prompts, max_new_tokens, target.runtime)
+        recorded = _written(language_model, opened, prompts, max_new_tokens, target, parallel)
     else:
         recorded = values.recorded(answers, prompts, language_model, most=max_new_tokens)
     fitting = [turn for turn in recorded.turns if len(turn.text) <= language_model.context_length]
@@ -104,36 +106,38 @@ def _written(
     store: Store,
     prompts: options.PromptOptions,
     most: int | None,
-    runtime: str,
+    target: options.TargetOptions,
+    parallel: options.ParallelOptions,
 ) -> Answers:
     """The model's own answers, drafted from the store where it has a suffix index."""
+    import itertools
+
     from specds.calibration.answers import Answers, Recorded
     from specds.cli.render import bar
     from specds.decode.engine import Engine
     from specds.decode.method import Method
-    from specds.errors import PromptError
-    from specds.reading.prompts import Prompt
 
     length = most or _LENGTH
     with options.reading(model):
         method = Method("rest", stores=(store,), budget=8) if store.manifest.suffix else Method("pld", budget=8)
-        engine = Engine(model, method, runtime=runtime)
+        engine = Engine(model, method, runtime=target.runtime, kv_memory=parallel.memory())
     turns: list[Recorded] = []
     failed = 0
-    with bar("answering", prompts.total()) as update:
-        for number, row in enumerate(prompts.read(), 1):
-            try:
-                if not isinstance(row, Prompt):
-                    raise row.error
-                answer = engine.answer(row, length)
-            except PromptError:
+    total, rows = prompts.total(), prompts.read()
+    first = next(rows, None)
+    if first is None:
+        raise prompts.nothing()
+    requests = parallel.choose(engine, first, length, total)
+    with bar("answering", total) as update:
+        for answered in engine.answers(itertools.chain([first], rows), length, parallel=requests):
+            update(answered.number + 1, None, -1.0)
+            if answered.answer is None:
                 failed += 1
                 continue
             turns += [
-                Recorded(row.id, place, turn.prompt, turn.tokens, turn.finish_reason == "stop", length)
-                for place, turn in enumerate(answer.turns)
+                Recorded(answered.prompt.id, place, turn.prompt, turn.tokens, turn.finish_reason == "stop", length)
+                for place, turn in enumerate(answered.answer.turns)
             ]
-            update(number, None, -1.0)
     if not turns:
         raise prompts.nothing()
     return Answers(tuple(turns), failed)

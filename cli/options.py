@@ -404,20 +404,23 @@ def _drafters(incomplete: str) -> list[str]:
     return [name for name in DRAFTERS if name.startswith(incomplete)]
 
 
+Drafter = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter",
+        "-d",
+        help="See `specds drafters` for the names; auto takes all that the stores have.",
+        autocompletion=_drafters,
+        show_default="auto",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class DecodingOptions(DraftingOptions):
     """A drafter, what it drafts from, and how much."""
 
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            "--drafter",
-            "-d",
-            help="See `specds drafters` for the names; auto takes all that the stores have.",
-            autocompletion=_drafters,
-            show_default="auto",
-        ),
-    ] = None
+    drafter: Drafter = None
     budget: Annotated[
         str | None,
         typer.Option(

@@ -115,6 +115,6 @@ class Running:
 
     def _release(self, request: Request) -> None:
         assert request.slot is not None
-        self._target.close(request.slot)
+        self._target.close(request.slot, keep=request.error is None)
         request.slot = None
         request.end()

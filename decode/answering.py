@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -82,16 +82,36 @@ class _Open:
     conversation: Conversation | None
     turns: list[Turn] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    tokens: int = 0
 
 
 class Answering:
     """Turns prompts into requests (a `Source`), and the requests' steps into answers.
 
     The next turn of a prompt goes before other prompts.
+
+    Args:
+        encode: the token ids of a conversation's next turn; default: all of them.
+        sample: of the prompt of a number, from 0 on, which sample of its text is wanted; default: the first.
+
+    Attributes:
+        tokens: committed so far.
+        under_way: those of them that belong to prompts which are not done.
     """
 
-    def __init__(self, engine: Engine, prompts: Iterable[Prompt | BadRow], max_new_tokens: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Iterable[Prompt | BadRow],
+        max_new_tokens: int,
+        *,
+        encode: Callable[[Conversation], list[int]] | None = None,
+        sample: Callable[[int], int] = lambda number: 0,
+    ) -> None:
         self._engine, self._max_new_tokens = engine, max_new_tokens
+        self._encode = encode or (lambda conversation: conversation.tokens(engine.model.tokenizer))
+        self._sample = sample
+        self.tokens = self.under_way = 0
         self._ahead = prompts if isinstance(prompts, Ahead) else None
         self._prompts = iter(prompts)
         self._begun = 0
@@ -109,8 +129,8 @@ class Answering:
             if isinstance(opened.prompt, BadRow):
                 raise opened.prompt.error
             assert opened.conversation is not None
-            tokens = opened.conversation.tokens(self._engine.model.tokenizer)
-            request = self._engine.request(tokens, self._max_new_tokens)
+            tokens = self._encode(opened.conversation)
+            request = self._engine.request(tokens, self._max_new_tokens, sample=self._sample(opened.number))
         except PromptError as error:
             request = Request.failed(error)
         self._open[request] = opened
@@ -121,10 +141,13 @@ class Answering:
         opened = self._open[request]
         if request.error is not None:
             del self._open[request]
-            self._finished.append(Answered(opened.number, opened.prompt, error=request.error))
+            self._finish(opened, Answered(opened.number, opened.prompt, error=request.error))
             return
         assert request.step is not None
         opened.steps.append(request.step)
+        opened.tokens += len(request.step.tokens)
+        self.tokens += len(request.step.tokens)
+        self.under_way += len(request.step.tokens)
         if not request.done:
             return
         del self._open[request]
@@ -134,7 +157,7 @@ class Answering:
         opened.conversation.answered(opened.turns[-1].text)
         if opened.conversation.done:
             answer = Answer(opened.prompt.id, tuple(opened.turns))
-            self._finished.append(Answered(opened.number, opened.prompt, answer))
+            self._finish(opened, Answered(opened.number, opened.prompt, answer))
         else:
             self._turns.append(opened)
 
@@ -142,6 +165,10 @@ class Answering:
         """What is done since this was last asked."""
         finished, self._finished = self._finished, []
         return iter(finished)
+
+    def _finish(self, opened: _Open, answered: Answered) -> None:
+        self.under_way -= opened.tokens
+        self._finished.append(answered)
 
     def _next(self, wait: bool) -> _Open | None:
         row = None

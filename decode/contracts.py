@@ -405,8 +405,12 @@ class Target(Protocol):
             PromptError: there will never be room for so many.
         """
 
-    def close(self, slot: Slot) -> None:
-        """The request is done. What it held may serve later ones, as long as there is room."""
+    def close(self, slot: Slot, *, keep: bool = True) -> None:
+        """The request is done.
+
+        Args:
+            keep: what it held may serve later ones, as long as there is room; False: it is not to be trusted.
+        """
 
     def forget(self) -> None:
         """What requests held that are done serves no later ones."""

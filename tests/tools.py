@@ -131,7 +131,7 @@ def random_documents(
 _SERVER = """
 import json, os, resource, signal, sys, time
 import faiss, numpy, scann, sklearn.decomposition, torch, transformers
-import specds.cli.main, specds.datastore.build_dense, specds.datastore.generation, specds.model
+import specds.cli.main, specds.datastore.build_dense, specds.decode.generation, specds.model
 from specds.datastore.suffix_array import build_suffix_array
 torch.set_num_threads(1)
 # What is imported, compiled and loaded here need not be in every child.

@@ -11,7 +11,7 @@ from typing import Any
 
 from numba import float32
 
-from specds.decode.targets.elementwise import copy, soften
+from specds.decode.targets.elementwise import copy, finite, soften
 from specds.decode.targets.layout import Heads
 from specds.decode.targets.microkernel import LANES, ROWS, address, product
 from specds.decode.targets.pages import PAGE
@@ -31,6 +31,9 @@ def even(rows: int) -> int:
 def store(sizes: Any, cache: Any, page: int, line: int, place: int, key: Any, value: Any) -> None:
     """One head's key and value, float32[head] each, into a page's line of a layer and head.
 
+    A value that is not finite becomes one: rows that do not see it weigh it with 0, which must give 0. Whoever sees it
+    is not saved: its own row, and its key, are what they are.
+
     Args:
         sizes: `Sizes`.
         cache: `Cache`.
@@ -42,7 +45,8 @@ def store(sizes: Any, cache: Any, page: int, line: int, place: int, key: Any, va
     for panel in range(padded // LANES):
         at = (page * cache.lines + line) * PAGE * padded + (panel * PAGE + place) * LANES
         part = value[panel * LANES : min(head, (panel + 1) * LANES)]
-        copy(part, cache.values[at : at + len(part)])
+        for lane in range(len(part)):
+            cache.values[at + lane] = finite(part[lane])
 
 
 @compiled_inside

@@ -128,6 +128,7 @@ def _passed(tensor: torch.Tensor, states: torch.Tensor, call: Call) -> torch.Ten
     else:
         tensor.index_copy_(1, call.writes.to(tensor.device), rows)
     if isinstance(call.reads, slice):
-        return tensor[:, call.reads][None]
-    found = tensor.index_select(1, call.reads.to(tensor.device))
+        found = tensor[:, call.reads]
+    else:
+        found = tensor.index_select(1, call.reads.to(tensor.device))
     return found.view(len(found), call.lines, -1, found.shape[2]).transpose(0, 1)

@@ -32,9 +32,9 @@ class Counted:
         """See `Target.open`."""
         return self._target.open(prompt, length)
 
-    def close(self, slot: Slot) -> None:
+    def close(self, slot: Slot, *, keep: bool = True) -> None:
         """See `Target.close`."""
-        self._target.close(slot)
+        self._target.close(slot, keep=keep)
 
     def forget(self) -> None:
         """See `Target.forget`."""

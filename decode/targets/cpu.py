@@ -85,9 +85,9 @@ class CpuTarget:
         """See `Target.open`."""
         return self._pages.open(prompt, length)
 
-    def close(self, slot: PagedSlot) -> None:
+    def close(self, slot: PagedSlot, *, keep: bool = True) -> None:
         """See `Target.close`."""
-        self._pages.close(slot)
+        self._pages.close(slot, keep=keep)
 
     def forget(self) -> None:
         """See `Target.forget`."""
@@ -99,6 +99,7 @@ class CpuTarget:
         Raises:
             CorruptStore: a drafted token is none of the model's.
         """
+        items = self._held.wanted(items)
         result, states = self._run(items, [len(item.slot.tokens) for item in items])
         self._held.record(items, result, states)
         return result
@@ -179,9 +180,8 @@ class CpuTarget:
         for number, item in enumerate(items):
             begin, end = first[number], first[number + 1]
             parents[begin:end] = np.arange(-1, end - begin - 1) if item.parents is None else item.parents
-            some = end - begin if self._captures.top else item.wanted
-            wanted.append(np.arange(end - some, end))
-            ends.append(ends[-1] + some)
+            wanted.append(np.arange(end - item.wanted, end))
+            ends.append(ends[-1] + item.wanted)
         lineage = np.full((rows, a.widest(parents, first)), -1, np.int32)
         depths = np.empty(rows, np.int64)
         a.branches(parents, first, lineage, depths)

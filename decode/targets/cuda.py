@@ -83,9 +83,9 @@ class CudaTarget:
         """See `Target.open`."""
         return self._pages.open(prompt, length)
 
-    def close(self, slot: PagedSlot) -> None:
+    def close(self, slot: PagedSlot, *, keep: bool = True) -> None:
         """See `Target.close`."""
-        self._pages.close(slot)
+        self._pages.close(slot, keep=keep)
 
     def forget(self) -> None:
         """See `Target.forget`."""

@@ -23,6 +23,8 @@ from specds.decode.targets.microkernel import (
 )
 from specds.jit import compiled, compiled_inside
 
+LARGEST: Any = np.finfo(np.float32).max
+
 
 @compiled
 def exponential(x: float) -> float:
@@ -110,6 +112,13 @@ def add_panels(x: Any, other: Any, first: int, last: int, rows: int, stride: int
     for row in range(rows):
         low, high = row * stride + first * LANES, row * stride + last * LANES
         add(x[low:high], other[low:high])
+
+
+@compiled_inside
+def finite(number: float) -> float:
+    """The number, or where it is infinite the largest of its sign; 0 for what is not a number."""
+    bounded: float = min(max(number, -LARGEST), LARGEST)
+    return bounded if number == number else float32(0.0)
 
 
 @compiled_inside

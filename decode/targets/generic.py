@@ -90,9 +90,9 @@ class HuggingFaceTarget:
         """See `Target.open`."""
         return self._pages.open(prompt, length)
 
-    def close(self, slot: PagedSlot) -> None:
+    def close(self, slot: PagedSlot, *, keep: bool = True) -> None:
         """See `Target.close`."""
-        self._pages.close(slot)
+        self._pages.close(slot, keep=keep)
 
     def forget(self) -> None:
         """See `Target.forget`."""
@@ -193,8 +193,8 @@ class HuggingFaceTarget:
     def _alone(self, work: Pass, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64], None, Call]:
         """A chain by itself: the model knows which of its rows see which."""
         start, end = int(work.starts[number]), int(work.ends[number])
-        reads = _rows(work.slots[number].places(0, end))
-        writes = _rows(work.slots[number].places(start, end))
+        reads = self._rows(work.slots[number].places(0, end))
+        writes = self._rows(work.slots[number].places(start, end))
         tokens = work.tokens[work.first[number] : work.first[number + 1]]
         return tokens[None], np.arange(start, end)[None], None, Call(writes, reads, 1, start)
 
@@ -206,10 +206,16 @@ class HuggingFaceTarget:
         tokens.reshape(-1)[batch.cells] = work.tokens[batch.chosen]
         whole = len(batch.cells) == tokens.size
         span = batch.reads.shape[1]
-        reads = _rows(batch.reads[0]) if lines == 1 else torch.from_numpy(batch.reads.reshape(-1))
-        cells = None if whole else torch.from_numpy(batch.cells)
-        call = Call(_rows(batch.writes), reads, lines, span - rows, cells)
+        reads = self._rows(batch.reads.reshape(-1))
+        cells = None if whole else torch.from_numpy(batch.cells).to(self._device)
+        call = Call(self._rows(batch.writes), reads, lines, span - rows, cells)
         return tokens, batch.positions, self._masks(batch.seen), call
+
+    def _rows(self, places: NDArray[np.int64]) -> Rows:
+        """Rows of the pool as a slice, which costs no copy, where they are one."""
+        if (np.diff(places) == 1).all():
+            return slice(int(places[0]), int(places[-1]) + 1)
+        return torch.from_numpy(places).to(self._device)
 
     def _masks(self, seen: NDArray[np.bool_]) -> Any:
         """Additive masks float[lines, 1, n, span] from bool[kinds, lines, n, span]: 0 where a cell may look."""
@@ -260,13 +266,6 @@ class _Wanted:
         if self._whole is not None:
             return self._whole
         return self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)
-
-
-def _rows(places: NDArray[np.int64]) -> Rows:
-    """Rows of the pool as a slice, which costs no copy, where they are one."""
-    if (np.diff(places) == 1).all():
-        return slice(int(places[0]), int(places[-1]) + 1)
-    return torch.from_numpy(places)
 
 
 _buffers: WeakKeyDictionary[LanguageModel, list[Buffer]] = WeakKeyDictionary()

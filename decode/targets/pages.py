@@ -137,7 +137,7 @@ class Pages:
             self._copy(source, slot.pages[-1], same)
         return slot
 
-    def close(self, slot: PagedSlot) -> None:
+    def close(self, slot: PagedSlot, *, keep: bool = True) -> None:
         """See `Target.close`."""
         path = slot._path
         above = path[-1] if path else self._root
@@ -145,14 +145,19 @@ class Pages:
         self._drop(slot, len(slot))
         self._promised -= slot._promised - len(slot.pages)
         rest = slot.tokens[len(path) * PAGE :]
-        if rest:
+        if rest and not keep:
+            self._free.append(slot.pages[-1])
+        elif rest:
             tail = Kept(slot.pages[-1], tuple(rest), above)
             above.tails[tail.number] = tail
             self._idle[tail.number] = tail
         self._free += reversed(slot._own)
         for kept in reversed(path):
             kept.holders -= 1
-            if not kept.holders:
+            if not kept.holders and not keep and not kept.children and not kept.tails:
+                self._remove(kept)
+                self._free.append(kept.number)
+            elif not kept.holders:
                 self._idle[kept.number] = kept
         self.table[slot.number] = -1
         self._slots.append(slot.number)
@@ -253,13 +258,16 @@ class Pages:
     def _evict(self) -> int:
         """The page that nobody has used for longest and that none follows which is kept."""
         number = next(number for number, kept in self._idle.items() if not kept.children and not kept.tails)
-        kept = self._idle.pop(number)
-        assert kept.parent is not None  # the root is never idle
+        self._remove(self._idle.pop(number))
+        return number
+
+    def _remove(self, kept: Kept) -> None:
+        """Nobody finds a page any more."""
+        assert kept.parent is not None  # the root is nobody's
         if len(kept.tokens) == PAGE and kept.parent.children.get(kept.tokens) is kept:
             del kept.parent.children[kept.tokens]
         else:
-            del kept.parent.tails[number]
-        return number
+            del kept.parent.tails[kept.number]
 
     def _line(self) -> int:
         if self._slots:

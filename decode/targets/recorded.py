@@ -103,7 +103,7 @@ class RecordedTarget:
         """See `Target.open`; the prompt is the text's own."""
         return _Slot([])
 
-    def close(self, slot: Slot) -> None:
+    def close(self, slot: Slot, *, keep: bool = True) -> None:
         """See `Target.close`."""
 
     def forget(self) -> None:

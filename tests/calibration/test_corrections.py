@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specds.calibration.corrections import COUNTING, calibrate
+from specds.calibration.corrections import STRICT, calibrate
 from specds.datastore.corrections import Table, calibrating, key_of, read_table
 from specds.decode.engine import Engine
 from specds.decode.method import Method
@@ -25,7 +25,7 @@ PROMPTS = [Prompt(str(n), (({"role": "user", "content": f"w{n} w9 w{n} w9 w7 w{n
 
 def engine(model: LanguageModel, drafter: str = "pld", seed: int = 0) -> Engine:
     return Engine(
-        model, Method(drafter, budget=6, verifier="csd", verifier_options=COUNTING), sampling=Sampling(0.6, seed=seed)
+        model, Method(drafter, budget=6, verifier="csd", verifier_options=STRICT), sampling=Sampling(0.6, seed=seed)
     )
 
 
@@ -34,9 +34,10 @@ def same(one: Table, other: Table) -> bool:
     return all(getattr(one, name).tolist() == getattr(other, name).tolist() for name in columns)
 
 
-def test_every_divergence_of_standard_decoding_is_counted(tmp_path: Path, tiny: LanguageModel) -> None:
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_every_divergence_of_standard_decoding_is_counted(parallel: int, tmp_path: Path, tiny: LanguageModel) -> None:
     path = tmp_path / "t.parquet"
-    state = calibrate(engine(tiny), PROMPTS, path, 24)
+    state = calibrate(engine(tiny), PROMPTS, path, 24, parallel=parallel)
     table = read_table(path)
     expected: dict[int, int] = {}
     strict = Engine(tiny, Method("pld", budget=6, verifier="rejection"), sampling=Sampling(0.6))

@@ -102,6 +102,7 @@ def test_a_trace_is_explained_by_source(
 def row(step: int, sources: list[str], path: list[int], seconds: float) -> dict[str, Any]:
     empty: dict[str, Any] = {field.name: [] for field in trace_schema() if pa.types.is_list(field.type)}
     numbers = {"turn": 0, "position": 5, "drafted": len(sources), "verify_seconds": 0.0, "commit_seconds": 0.0}
+    numbers |= {"forward_pass": step, "pass_tokens": len(sources) + 1}
     return {
         **empty,
         **numbers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from specds.decode.verifiers import VERIFIERS
 from specds.model import load_model
 from specds.version import __version__
 
-from ..tools import Run, damage, manifest_of
+from ..tools import Run, corpus_of, damage, manifest_of
 
 COMMANDS = (
     "generate",
@@ -648,3 +649,20 @@ def test_a_slow_pipe_is_answered_as_its_rows_come(tiny_directory: Path) -> None:
     assert process.returncode == 130
     assert said.startswith("error: interrupted")
     assert said.count("\n") == 1
+
+
+def test_generate_drafts_from_the_store_that_it_writes_to(
+    run_cli: Run, prompts: Path, tmp_path: Path, tiny_options: list[object]
+) -> None:
+    store = tmp_path / "own.ds"
+    command = ["generate", prompts, "-s", store, *tiny_options, "--parallel", 3]
+    run_cli(*command, "-d", "rest").refused("has none", "--draft-store", code=2)
+    assert not store.exists()
+    first = run_cli(*command, "-d", "none")
+    assert "3 at once, MAT 1.00" in first.err
+    assert run_cli("build-suffix", store).code == 0
+    again = run_cli(*command, "-d", "rest", "--source", "again")
+    (mat,) = re.findall(r"MAT (\d+\.\d\d)", again.err)
+    assert float(mat) > 2
+    texts = [response for _, response in corpus_of(store).values()]
+    assert texts[: len(texts) // 2] == texts[len(texts) // 2 :]

@@ -19,6 +19,9 @@ from specds.datastore.store import open_store
 
 from ..tools import Mortal, corpus_of, manifest_of, strays
 
+# Of a run that is killed: several responses at once, saved in parts.
+PARTS = ["--parallel", 3, "--save-every", 2, "-d", "pld"]
+
 
 def words(count: int, seed: int) -> str:
     return " ".join(f"w{number}" for number in np.random.default_rng(seed).integers(0, 120, count))
@@ -34,10 +37,10 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def command(asked: Path, tiny_directory: Path) -> Callable[[Path], list[object]]:
-    options = ["--device", "cpu", "--threads", 1, "--batch-size", 2, "--max-new-tokens", 24, "--temperature", 0.8]
+    options = ["--device", "cpu", "--threads", 1, "--max-new-tokens", 24, "--temperature", 0.8]
 
     def make(store: Path) -> list[object]:
-        return ["generate", asked, "--store", store, "--model", tiny_directory, *options]
+        return ["generate", asked, "--store", store, "--model", tiny_directory, *options, *PARTS]
 
     return make
 
@@ -84,10 +87,11 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_uninterrupted(
 def test_killed_before_any_change_of_a_file_it_leaves_a_store_that_opens(
     tmp_path: Path, killable: Mortal, tiny_directory: Path
 ) -> None:
-    """Every creation, rename, removal and fsync of a run of two batches is the last one once."""
+    """Every creation, rename, removal and fsync of a run that saves twice is the last one once."""
     prompts = tmp_path / "p.txt"
     prompts.write_text("w1\nw2\n")
-    options = ["--model", tiny_directory, "--device", "cpu", "--threads", 1, "--batch-size", 1, "--max-new-tokens", 3]
+    options = ["--model", tiny_directory, "--device", "cpu", "--threads", 1, "--max-new-tokens", 3]
+    options += ["-d", "none", "--parallel", 2, "--save-every", 1]
     whole = tmp_path / "whole.ds"
     assert killable.run(["generate", prompts, "-s", whole, *options]) == 0, killable.said
     step = 0

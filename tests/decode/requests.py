@@ -35,9 +35,9 @@ class Watched(Counted):
             self.most = max(self.most, len(self.slots))
         return slot
 
-    def close(self, slot: Slot) -> None:
+    def close(self, slot: Slot, *, keep: bool = True) -> None:
         self.slots.remove(slot)
-        super().close(slot)
+        super().close(slot, keep=keep)
 
     def forward(self, items: Sequence[Item]) -> Forward:
         assert len({id(item.slot) for item in items}) == len(items), "a slot is twice in one pass"

@@ -10,12 +10,12 @@ import torch
 from specds.datastore.build_dense import build_dense
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.creation import create_store
-from specds.datastore.generation import GenerationOptions, generate
 from specds.datastore.store import Store, open_store
 from specds.decode.contracts import Use
 from specds.decode.counters import Counters
 from specds.decode.drafters import DRAFTERS
 from specds.decode.engine import Engine
+from specds.decode.generation import GenerationOptions, generate
 from specds.decode.method import Method
 from specds.decode.registry import load
 from specds.model import LanguageModel
@@ -30,7 +30,7 @@ LENGTH = 48
 def own_store(tmp_path_factory: pytest.TempPathFactory, smollm: LanguageModel) -> Store:
     """The model's answers to a third of the prompts, so that retrieval meets known and unknown text."""
     store = create_store(tmp_path_factory.mktemp("stores") / "own.ds", smollm.tokenizer)
-    generate(store, smollm, PROMPTS[::3], GenerationOptions(max_new_tokens=LENGTH, batch=8))
+    generate(store, Engine(smollm), PROMPTS[::3], GenerationOptions(max_new_tokens=LENGTH, parallel=8))
     build_suffix(open_store(store.path))
     build_dense(open_store(store.path), smollm)
     return open_store(store.path)

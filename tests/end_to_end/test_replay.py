@@ -11,10 +11,10 @@ from specds.calibration.replay import replay
 from specds.datastore.build_dense import build_dense
 from specds.datastore.build_suffix import build_suffix
 from specds.datastore.creation import create_store
-from specds.datastore.generation import GenerationOptions, generate
 from specds.datastore.store import Store, open_store
 from specds.decode.drafters import DRAFTERS
 from specds.decode.engine import Engine
+from specds.decode.generation import GenerationOptions, generate
 from specds.decode.method import Method
 from specds.decode.registry import load
 from specds.model import LanguageModel
@@ -31,7 +31,7 @@ PROMPTS = [row for row in ROWS if isinstance(row, Prompt)]
 def half_store(tmp_path_factory: pytest.TempPathFactory, smollm: LanguageModel) -> Store:
     """The model's answers to every second prompt."""
     store = create_store(tmp_path_factory.mktemp("stores") / "half.ds", smollm.tokenizer)
-    generate(store, smollm, PROMPTS[::2], GenerationOptions(max_new_tokens=LENGTH, batch=10))
+    generate(store, Engine(smollm), PROMPTS[::2], GenerationOptions(max_new_tokens=LENGTH, parallel=10))
     build_suffix(open_store(store.path))
     build_dense(open_store(store.path), smollm)
     return open_store(store.path)

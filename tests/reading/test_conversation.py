@@ -13,9 +13,9 @@ from tokenizers.processors import TemplateProcessing
 from specds.calibration.answers import read_answers
 from specds.calibration.bench.contenders import Peer, Worker
 from specds.datastore.corpus import read_documents
-from specds.datastore.generation import GenerationOptions, generate
 from specds.datastore.store import Store, open_store
 from specds.decode.engine import Engine
+from specds.decode.generation import GenerationOptions, generate
 from specds.model import LanguageModel
 from specds.reading.conversation import Conversation
 from specds.reading.prompts import Message, Prompt
@@ -77,7 +77,7 @@ def test_whoever_answers_reads_the_same(
     assert [list(turn.prompt) for turn in answer.turns] == expected
 
     store = new_store()
-    generate(store, tiny, [prompt], GenerationOptions(max_new_tokens=5))
+    generate(store, Engine(tiny), [prompt], GenerationOptions(max_new_tokens=5))
     assert [document.prompt.tolist() for document in read_documents(open_store(store.path))] == expected
 
     records = [

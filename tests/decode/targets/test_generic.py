@@ -10,6 +10,7 @@ import torch
 
 from specds.decode.contracts import Captures, Item
 from specds.decode.targets.generic import HuggingFaceTarget, check_tree_attention
+from specds.decode.targets.pages import PAGE
 from specds.errors import UnsupportedModel
 from specds.model import wrap_model
 
@@ -70,6 +71,20 @@ def test_nothing_is_padded_to_a_long_prompt() -> None:
     assert close(result.of(4).logits[0], logits_of(model, prompt)[-1])
     assert close(result.of(10).logits[0], logits_of(model, [90, 8, 9])[-1])
     assert close(result.of(3).logits[0], logits_of(model, [8, 60])[-1])
+
+
+def test_requests_whose_pages_stand_side_by_side_are_told_apart() -> None:
+    """Each of exactly a page, one behind the other in memory."""
+    model = make_model()
+    target = HuggingFaceTarget(model)
+    texts = np.random.default_rng(0).integers(5, VOCABULARY, (3, PAGE)).tolist()
+    slots = [opened(target, text, 0) for text in texts]
+    for slot, text in zip(slots, texts, strict=True):
+        target.forward([Item.chain(slot, text[:-1])])
+        target.commit(slot, range(PAGE - 1))
+    result = target.forward([Item.chain(slot, text[-1:]) for slot, text in zip(slots, texts, strict=True)])
+    for number, text in enumerate(texts):
+        assert close(result.of(number).logits[0], logits_of(model, text)[-1])
 
 
 def test_models_without_a_cache_to_cut_are_refused() -> None:
