@@ -64,12 +64,12 @@ class Watched(Drafter):
 
     Attributes:
         kept: what was grown, each with the length of the text that it was grown after.
-        first: the first step that it observed.
+        first: the tokens of the first step that it observed.
     """
 
     def __init__(self, inner: Auto, rows: int) -> None:
         self._inner, self._rows = inner, rows
-        self.first: Step | None = None
+        self.first: tuple[int, ...] = ()
         self.needs = inner.needs
         self.kept: list[tuple[int, Grown]] = []
         self._length = 0
@@ -81,7 +81,7 @@ class Watched(Drafter):
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`."""
-        self.first = self.first or step
+        self.first = self.first or step.tokens
         self._length += len(step.tokens)
         self._inner.observe(step)
 
@@ -182,8 +182,9 @@ def collect(
 
     def kept(turn: Turn) -> list[tuple[int, Grown]]:
         """What was grown for a turn's text, which is then not kept any more."""
-        own = [one for one in watched if one.first is turn.steps[0]]
-        watched[:] = [one for one in watched if one.first is not turn.steps[0]]
+        # The very tuple, not an equal one: two requests may begin alike.
+        own = [one for one in watched if one.first is turn.steps[0].tokens]
+        watched[:] = [one for one in watched if one.first is not turn.steps[0].tokens]
         return own[0].kept if own else []  # of a text of one step nothing was drafted
 
     engine.wrap = watch

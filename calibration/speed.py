@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from array import array
+from collections import deque
 from itertools import repeat
 
 import numpy as np
@@ -20,16 +21,17 @@ _LEAST_STEPS = 32
 class PlainDecoding:
     """What the answers would have taken without drafts, with as many requests in each pass as there were.
 
-    By the engine's cost curve; without one by this run's passes, as long as no requests shared any.
+    By the engine's cost curve, but never more than what the passes took, which verified drafts, too; without a curve by
+    this run's passes, as long as no requests shared any.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._prefills = 0.0
         self._contexts = 0
-        # Of each forward pass: how many requests took steps in it, and how many tokens came of them.
-        self._requests: list[int] = []
-        self._tokens: list[int] = []
+        # Of each forward pass: how many requests took steps in it, how many tokens came of them, and their seconds.
+        self._requests, self._tokens = array("l"), array("l")
+        self._seconds = array("d")
         self._steps: deque[tuple[int, float]] = deque(maxlen=_PASSES)
 
     def saw(self, answer: Answer) -> None:
@@ -42,26 +44,28 @@ class PlainDecoding:
                 self._requests[step.forward_pass] += 1
                 self._tokens[step.forward_pass] += len(step.tokens)
                 self._contexts += step.position * len(step.tokens)
-                self._steps.append((len(step.draft), step.forward_seconds + step.verify_seconds))
+                seconds = step.forward_seconds + step.verify_seconds
+                self._seconds[step.forward_pass] += seconds
+                self._steps.append((len(step.draft), seconds))
 
     def seconds(self) -> float | None:
         """All of it; None where nothing can be said, or was to be saved."""
         if self._engine.method.drafter == "none" or len(self._steps) < _LEAST_STEPS:
             return None
-        tokens: Counter[int] = Counter()
-        for requests, count in zip(self._requests, self._tokens, strict=True):
-            tokens[requests] += count
-        context = self._contexts // tokens.total()
-        del tokens[0]
-        each = {requests: self._engine.plain_seconds(requests, context) for requests in tokens}
-        known = {requests: seconds for requests, seconds in each.items() if seconds is not None}
-        if len(known) == len(tokens):
-            return self._prefills + sum(count * known[requests] for requests, count in tokens.items())
-        if max(tokens) > 1:
+        requests, tokens = np.array(self._requests), np.array(self._tokens)
+        took, made = np.array(self._seconds), requests > 0
+        requests, tokens, took = requests[made], tokens[made], took[made]
+        context = self._contexts // int(tokens.sum())
+        known = {number: self._engine.plain_seconds(number, context) for number in np.unique(requests).tolist()}
+        if None not in known.values():
+            each = np.minimum([known[number] or 0.0 for number in requests.tolist()], took / requests)
+            return self._prefills + float((tokens * each).sum())
+        if requests.max() > 1:
             return None
-        rows, took = np.array(self._steps).T
-        return self._prefills + tokens[1] * pass_line(np.stack([np.ones_like(rows), rows], axis=1), took)[0]
+        drafted, seconds = np.array(self._steps).T
+        one, _ = pass_line(np.stack([np.ones_like(drafted), drafted], axis=1), seconds)
+        return self._prefills + float(tokens.sum()) * one
 
     def _grow(self, passes: int) -> None:
-        for numbers in (self._requests, self._tokens):
+        for numbers in (self._requests, self._tokens, self._seconds):
             numbers.extend(repeat(0, passes - len(numbers)))

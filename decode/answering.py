@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from specds.decode.contracts import Step
@@ -28,7 +28,7 @@ class Turn:
         tokens: every committed token id, a stop token included.
         finish_reason: `stop` (a stop token), `length` (max_new_tokens) or `context` (the model's context is full).
         prompt: the token ids that were answered, template and history included.
-        steps: the trace.
+        steps: the trace, without signals: those were the drafter's, and an answer may wait long for its turn.
     """
 
     text: str
@@ -151,7 +151,8 @@ class Answering:
         if not request.done:
             return
         del self._open[request]
-        opened.turns.append(self._turn(request, tuple(opened.steps)))
+        steps = tuple(replace(step, signals={}) for step in opened.steps)
+        opened.turns.append(self._turn(request, steps))
         opened.steps = []
         assert opened.conversation is not None
         opened.conversation.answered(opened.turns[-1].text)

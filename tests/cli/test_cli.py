@@ -661,7 +661,7 @@ def test_generate_drafts_from_the_store_that_it_writes_to(
     first = run_cli(*command, "-d", "none")
     assert "3 at once, MAT 1.00" in first.err
     assert run_cli("build-suffix", store).code == 0
-    again = run_cli(*command, "-d", "rest", "--source", "again")
+    again = run_cli(*command, "-d", "rest", "--budget", 8, "--source", "again")
     (mat,) = re.findall(r"MAT (\d+\.\d\d)", again.err)
     assert float(mat) > 2
     texts = [response for _, response in corpus_of(store).values()]

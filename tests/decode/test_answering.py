@@ -189,3 +189,12 @@ def test_one_answer_raises_what_it_failed_with(model: LanguageModel) -> None:
     with pytest.raises(PromptError, match="holds 256"):
         engine.answer(PROMPTS[3], 5)  # type: ignore[arg-type]
     assert len(engine.answer(PROMPTS[1], 5).turns) == 3  # type: ignore[arg-type]
+
+
+def test_an_answer_does_not_hold_what_drafters_asked_of_its_passes(model: LanguageModel) -> None:
+    """Answers that wait for their turn would keep the arrays of passes long done."""
+    (answered,) = Engine(model, Method("auto", budget=8)).answers(PROMPTS[:1], 12)
+    assert answered.answer is not None
+    steps = answered.answer.turns[0].steps
+    assert sum(len(step.tokens) for step in steps) == len(answered.answer.turns[0].tokens)
+    assert not any(step.signals for step in steps)

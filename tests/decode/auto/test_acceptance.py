@@ -16,8 +16,8 @@ from specds.decode.auto.acceptance import Acceptance, calibration_path, choose_a
 from specds.decode.auto.features import FEATURES, SOURCES
 from specds.decode.engine import Engine
 from specds.decode.method import Method
-from specds.errors import InputError, UsageError
-from specds.reading.prompts import Prompt
+from specds.errors import InputError, PromptError, UsageError
+from specds.reading.prompts import BadRow, Prompt
 
 from ...conftest import VOCABULARY, make_model
 from ..test_loop import PROMPT
@@ -191,5 +191,13 @@ def test_watching_decoding_keeps_every_candidate_after_what_was_committed() -> N
     assert set(nodes.prompt.tolist()) >= set(range(6))
     agreement = nodes.features[:, FEATURES.index("agreement")]
     assert ((agreement >= 1) & (agreement <= len(SOURCES))).all()
+    # Of several at once each request's own candidates are kept, also of turns, of one step, and beside a failure.
+    turns = Prompt("turns", tuple(({"role": "user", "content": f"{text} w{n}"},) for n in (7, 8)))
+    mixed = [prompts[0], turns, BadRow("bad", PromptError("no prompt")), *prompts[1:]]
+    alone, beside = (collect(engine, mixed, 24, rows=4, parallel=parallel) for parallel in (1, 3))
+    assert [name for name, _ in beside.failed] == ["bad"]
+    for one, other in zip(alone.nodes, beside.nodes, strict=True):
+        assert one.right.tolist() == other.right.tolist()
+        assert np.array_equal(one.features, other.features)
     with pytest.raises(UsageError, match="fixed budget"):
         collect(Engine(model, Method("pld", budget=4)), prompts, 8)
