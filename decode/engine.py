@@ -31,7 +31,7 @@ from specds.decode.targets import choose_runtime, make_target
 from specds.decode.targets.counted import Counted
 from specds.decode.verifiers import make_verifier
 from specds.decode.verifiers.csd import Memory
-from specds.errors import PromptError
+from specds.errors import PromptError, UsageError
 from specds.model import LanguageModel
 from specds.reading.prompts import BadRow, Prompt
 from specds.sampling import Noise, Sampling
@@ -195,7 +195,13 @@ class Engine:
             yield request.step
 
     def decode(self, requests: Source, parallel: int = 1) -> Iterator[Request]:
-        """The decoding loop over this engine's requests; see `loop.decode`."""
+        """The decoding loop over this engine's requests; see `loop.decode`.
+
+        Raises:
+            UsageError: `parallel` is below 1.
+        """
+        if parallel < 1:
+            raise UsageError(f"{parallel} requests at once are asked for", "at least 1")
         with self._assembly.naming_stores():
             yield from decode(self._target, requests, self._verifier, self._assembly.budget, parallel=parallel)
 

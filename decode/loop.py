@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from time import perf_counter
 
 from specds.decode.admission import Running
-from specds.decode.contracts import Drafter, Step, Target, Verifier
+from specds.decode.contracts import Drafter, Step, Target, Verdict, Verifier
 from specds.decode.pricing.budget import Budget
 from specds.decode.pricing.curve import Load
 from specds.decode.request import Listed, Part, Request, Source
@@ -40,56 +40,81 @@ def decode(
             drafted = perf_counter()
             forward = target.forward([part.item for part in parts])
             forwarded = perf_counter()
-            steps = [(place, part) for place, part in enumerate(parts) if part.answers]
-            verdicts = verifier.verify_all([part.case(forward.of(place)) for place, part in steps])
+            answering = [(place, part) for place, part in enumerate(parts) if part.answers]
+            verdicts = verifier.verify_all([part.case(forward.of(place)) for place, part in answering])
             verified = perf_counter()
-            rows = sum(len(part.item.tokens) for part in parts)
-            for part in parts:
-                part.request.forward_seconds += (forwarded - drafted) * len(part.item.tokens) / rows
-                part.request.pass_tokens += rows
-                if part.reads:
-                    target.commit(part.item.slot, range(len(part.item.tokens)))
+            done = _Pass(number, parts, forwarded - drafted, (verified - forwarded) / max(1, len(answering)))
+            done.share_out(target)
+            budget.observe(done.rows, verified - drafted)
             observed = Observed(forward, [part.request.drafting.needs for part in parts])
-            budget.observe(rows, verified - drafted)
-            for (place, part), verdict in zip(steps, verdicts, strict=True):
-                request = part.request
+            for (place, part), verdict in zip(answering, verdicts, strict=True):
                 if isinstance(verdict, ModelError):
-                    request.error = verdict
-                    continue
-                at = perf_counter()
-                nodes = [int(part.draft.tokens[node]) for node in verdict.path]
-                tokens = until_stop([*nodes, verdict.next_token], request.stop_tokens)
-                if not part.reads:
-                    target.commit(part.item.slot, [0, *(node + 1 for node in verdict.path)])
-                committed = perf_counter()
-                if part.reads:
-                    request.drafting.start(request.prompt)
-                signals = observed.of(place, request, verdict, len(tokens), target)
-                request.step = Step(
-                    0 if request.step is None else request.step.index + 1,
-                    request.position,
-                    part.draft,
-                    verdict.path,
-                    tuple(tokens),
-                    signals,
-                    request.draft_seconds + perf_counter() - committed,
-                    request.forward_seconds,
-                    (verified - forwarded) / len(steps),
-                    committed - at,
-                    verdict.rescues,
-                    {} if part.reads else dict(request.drafting.asked),
-                    number,
-                    request.pass_tokens,
-                )
-                request.draft_seconds = request.forward_seconds = 0.0
-                request.pass_tokens = 0
-                request.produced += len(tokens)
+                    part.request.error = verdict
+                else:
+                    done.commit(target, part, verdict, observed, place)
             number += 1
-            for _, part in steps:
+            for _, part in answering:
                 running.retire(part.request)
                 yield part.request
     finally:
         running.close()
+
+
+class _Pass:
+    """One forward pass, and what its parts have of it.
+
+    Args:
+        number: counted from 0.
+        forward_seconds: of all parts together. verify_seconds: of each that commits a token.
+    """
+
+    def __init__(self, number: int, parts: Sequence[Part], forward_seconds: float, verify_seconds: float) -> None:
+        self._number, self._parts = number, parts
+        self._forward_seconds, self._verify_seconds = forward_seconds, verify_seconds
+        self.rows = sum(len(part.item.tokens) for part in parts)
+
+    def share_out(self, target: Target) -> None:
+        """Its time, by query tokens; what was read of prompts is committed."""
+        for part in self._parts:
+            part.request.forward_seconds += self._forward_seconds * len(part.item.tokens) / self.rows
+            part.request.pass_tokens += self.rows
+            if part.reads:
+                target.commit(part.item.slot, range(len(part.item.tokens)))
+
+    def commit(self, target: Target, part: Part, verdict: Verdict, observed: Observed, place: int) -> None:
+        """A request's step: the accepted tokens and the target's own; its drafter's signals.
+
+        Args:
+            place: of the part's item in the pass.
+        """
+        began, request = perf_counter(), part.request
+        nodes = [int(part.draft.tokens[node]) for node in verdict.path]
+        tokens = until_stop([*nodes, verdict.next_token], request.stop_tokens)
+        if not part.reads:
+            target.commit(part.item.slot, [0, *(node + 1 for node in verdict.path)])
+        committed = perf_counter()
+        if part.reads:
+            request.drafting.start(request.prompt)
+        signals = observed.of(place, request, verdict, len(tokens), target)
+        request.step = Step(
+            0 if request.step is None else request.step.index + 1,
+            request.position,
+            part.draft,
+            verdict.path,
+            tuple(tokens),
+            signals,
+            request.draft_seconds + perf_counter() - committed,
+            request.forward_seconds,
+            self._verify_seconds,
+            committed - began,
+            verdict.rescues,
+            {} if part.reads else dict(request.drafting.asked),
+            self._number,
+            request.pass_tokens,
+        )
+        request.draft_seconds = request.forward_seconds = 0.0
+        request.pass_tokens = 0
+        request.produced += len(tokens)
 
 
 def _draft(running: Running, budget: Budget) -> list[Part]:

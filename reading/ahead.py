@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 Row = TypeVar("Row")
 # Rows read before anybody asks for them.
 _MOST = 256
+# Seconds between two looks whether anybody is still there.
+_LOOKED = 0.2
 
 
 class Ahead(Generic[Row]):
@@ -20,10 +24,12 @@ class Ahead(Generic[Row]):
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self._rows = rows
         self._queue: queue.Queue[tuple[Row | None, BaseException | None]] = queue.Queue(_MOST)
         self._ended = False
-        threading.Thread(target=self._read, daemon=True).start()
+        done = threading.Event()
+        weakref.finalize(self, done.set)
+        # The thread does not hold this object: who gives it up ends the thread.
+        threading.Thread(target=_read, args=(rows, self._queue, done), daemon=True).start()
 
     def take(self, wait: bool) -> Row | None:
         """The next row; None: there is none now, or, if waited for, none any more."""
@@ -48,11 +54,24 @@ class Ahead(Generic[Row]):
         while (row := self.take(wait=True)) is not None:
             yield row
 
-    def _read(self) -> None:
-        try:
-            for row in self._rows:
-                self._queue.put((row, None))
-        except BaseException as error:  # raised again where it is of use
-            self._queue.put((None, error))
-            return
-        self._queue.put((None, None))
+
+def _read(
+    rows: Iterable[Row], read: queue.Queue[tuple[Row | None, BaseException | None]], done: threading.Event
+) -> None:
+    """Read until the end, or until nobody is there any more who could ask."""
+
+    def put(row: Row | None, error: BaseException | None = None) -> bool:
+        while not done.is_set():
+            with contextlib.suppress(queue.Full):
+                read.put((row, error), timeout=_LOOKED)
+                return True
+        return False
+
+    try:
+        for row in rows:
+            if not put(row):
+                return
+    except BaseException as error:  # raised again where it is of use
+        put(None, error)
+        return
+    put(None)

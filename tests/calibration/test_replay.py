@@ -219,7 +219,22 @@ def test_the_command_repeats_what_decode_measured(
     assert shown.code == 0
     assert all(name in shown.out for name in ("pld", "MAT", "at every step"))
     trace = tmp_path / "pld.parquet"
-    run_cli("decode", "-p", asked, "-d", "pld", "--budget", 2, "--max-new-tokens", 24, *model, "--trace", trace)
+    run_cli(
+        "decode",
+        "-p",
+        asked,
+        "-d",
+        "pld",
+        "--budget",
+        2,
+        "--max-new-tokens",
+        24,
+        *model,
+        "--parallel",
+        1,
+        "--trace",
+        trace,
+    )
     took = pq.read_table(trace).to_pylist()
     alone = float(np.median([one["forward_seconds"] for one in took if one["step"] and not one["drafted"]]))
     by_passes = [

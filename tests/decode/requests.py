@@ -10,6 +10,7 @@ from specds.decode.engine import Engine
 from specds.decode.request import Request
 from specds.decode.targets.counted import Counted
 from specds.errors import SpecdsError
+from specds.model import LanguageModel
 
 
 class Watched(Counted):
@@ -53,6 +54,12 @@ def watch(engine: Engine) -> Watched:
     """Note what an engine's passes are made of from now on."""
     watched = engine._target = Watched(engine._target)
     return watched
+
+
+def memory_of(model: LanguageModel, pages: int) -> int:
+    """Bytes of so many pages of a model's key-value cache."""
+    plenty = 1 << 24
+    return plenty // Engine(model, runtime="cpu", kv_memory=plenty)._target._pages.count * pages  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

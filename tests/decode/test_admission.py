@@ -19,7 +19,7 @@ from specds.model import LanguageModel
 from specds.sampling import Sampling
 
 from ..conftest import make_model
-from .requests import Arriving, Asked, Watched, watch
+from .requests import Arriving, Asked, Watched, memory_of, watch
 
 BAD = 99
 PAGE = 64
@@ -49,12 +49,6 @@ def alone(engine: Callable[[], Engine], asked: Asked) -> tuple[int, ...]:
     """What a request gets that has an engine to itself."""
     steps = engine().steps(asked.tokens, asked.length, sample=asked.sample)
     return tuple(token for step in steps for token in step.tokens)
-
-
-def memory_of(model: LanguageModel, pages: int) -> int:
-    """Bytes of so many pages of a model's key-value cache."""
-    plenty = 1 << 24
-    return plenty // Engine(model, runtime="cpu", kv_memory=plenty)._target._pages.count * pages  # type: ignore[attr-defined]
 
 
 METHODS = [

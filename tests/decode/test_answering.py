@@ -10,7 +10,7 @@ import pytest
 from specds.decode.answering import Answered
 from specds.decode.engine import Engine
 from specds.decode.method import Method
-from specds.errors import InputError, PromptError
+from specds.errors import InputError, PromptError, UsageError
 from specds.model import LanguageModel
 from specds.reading.ahead import Ahead
 from specds.reading.prompts import BadRow, Message, Prompt
@@ -87,6 +87,9 @@ def test_answers_are_given_as_they_end_or_in_order(model: LanguageModel) -> None
         given = list(engine.answers(prompts, 8, parallel=3, ordered=ordered))
         lengths.append([len(one.answer.turns) if one.answer else 0 for one in given])
     assert lengths == [[1, 1, 3], [3, 1, 1]]
+    # The next turn goes before other prompts: what it follows is still there.
+    one_by_one = list(engine.answers(prompts, 8, ordered=False))
+    assert [answered.prompt.id for answered in one_by_one] == ["talk", "more 1", "more 2"]
     # What can be given in order is given before the rest is done.
     answers = engine.answers([prompts[1], prompts[0], prompts[2]], 8, parallel=1)
     watched = watch(engine)
@@ -174,6 +177,11 @@ def test_whoever_stops_listening_leaves_nothing_behind(model: LanguageModel) -> 
     answers.close()  # type: ignore[attr-defined]
     assert not watched.slots
     assert [told(answered) for answered in engine.answers(PROMPTS, 12, parallel=4)] == expected
+
+
+def test_no_request_at_once_is_refused(model: LanguageModel) -> None:
+    with pytest.raises(UsageError, match="0 requests at once"):
+        list(Engine(model, runtime="cpu").answers(PROMPTS, 4, parallel=0))
 
 
 def test_one_answer_raises_what_it_failed_with(model: LanguageModel) -> None:

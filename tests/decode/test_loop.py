@@ -29,7 +29,7 @@ from specds.sampling import Sampling
 
 from ..conftest import STOP, VOCABULARY, fill, make_model
 from .drafts import Mixed, Oracle, Scripted, Wrong
-from .requests import Arriving, Asked, Watched, watch
+from .requests import Arriving, Asked, Watched, memory_of, watch
 
 PROMPT = [9, 30, 12, 5, 77, 64, 9, 30]
 
@@ -311,7 +311,9 @@ def test_texts_of_many_requests_are_those_of_each_alone(name: str, roomy: Langua
     sampling = Sampling(data.draw(st.sampled_from([0.0, 0.8])), seed=1)
     asked, parallel = data.draw(mixtures()), data.draw(st.integers(1, 8))
     budget = data.draw(st.sampled_from([3, 16] if name != "auto" else [None, 12]))
-    engine = Engine(roomy, Method(name, budget=budget), sampling=sampling, runtime="cpu")
+    # Room for the longest text there can be, or for all.
+    memory = data.draw(st.sampled_from([None, memory_of(roomy, 18)]))
+    engine = Engine(roomy, Method(name, budget=budget), sampling, runtime="cpu", kv_memory=memory)
     watched, chunk = watch(engine), engine._target.chunk
     late = data.draw(st.randoms(use_true_random=False))
     arriving = Arriving(engine, asked, lambda: late.random() < 0.3)

@@ -66,3 +66,19 @@ def test_a_stream_without_end_is_read_only_so_far() -> None:
     assert enough.wait(PATIENCE)
     assert ahead.take(wait=True) == 0
     assert len(read) <= 259
+
+
+def test_rows_that_nobody_wants_any_more_are_let_go() -> None:
+    """The file that they come from is closed."""
+    closed = threading.Event()
+
+    def rows() -> Iterator[int]:
+        try:
+            yield from itertools.count()
+        finally:
+            closed.set()
+
+    ahead = Ahead(rows())
+    assert ahead.take(wait=True) == 0
+    del ahead
+    assert closed.wait(PATIENCE)
