@@ -54,7 +54,7 @@ class Remembering:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self.chunk = target.chunk
+        self.chunk, self.capacity = target.chunk, target.capacity
         self._prompt: list[int] = []
         self._length = 0
         self._held: Any = None  # the real target's slot

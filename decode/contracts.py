@@ -387,9 +387,11 @@ class Target(Protocol):
 
     Attributes:
         chunk: tokens of prompts that one pass takes at best.
+        capacity: tokens that all requests together may hold.
     """
 
     chunk: int
+    capacity: int
 
     def open(self, prompt: Sequence[int], length: int) -> Slot | None:
         """A slot for a request; it holds already what other requests computed of the prompt, its last token never.

@@ -144,13 +144,14 @@ class Engine:
         return self._verifier.lossless
 
     def parallel(self, context: int) -> int:
-        """The number of requests at once that makes most tokens per second, by what passes cost.
+        """The number of requests at once that makes most tokens per second, as far as there is room for them.
 
         Args:
-            context: tokens behind which each writes, about.
+            context: tokens behind which each writes, about; in the end there are twice as many.
         """
         curve = self._curve.measured if self._curve is not None else None
-        return choose_parallel(curve or measurement.known(self._target, self.model, self._runtime), context)
+        curve = curve or measurement.known(self._target, self.model, self._runtime)
+        return choose_parallel(curve, context, self._target.capacity // (2 * context + 1))
 
     def request(self, tokens: Sequence[int], max_new_tokens: int, *, sample: int = 0) -> Request:
         """A prompt's token ids, made ready for the decoding loop.

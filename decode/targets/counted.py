@@ -18,14 +18,14 @@ class Counted:
     """Another target, each of whose passes is counted, whoever asks for it.
 
     Attributes:
-        chunk: the other's.
+        chunk, capacity: the other's.
         passes: forward passes since it was last set to 0; those that read a prompt without its end are part of the one
             that does.
     """
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self.chunk = target.chunk
+        self.chunk, self.capacity = target.chunk, target.capacity
         self.passes = 0
 
     def open(self, prompt: Sequence[int], length: int) -> Slot | None:

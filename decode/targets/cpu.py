@@ -76,6 +76,7 @@ class CpuTarget:
         self._keys = self._arena.numbers[: count * self._page_keys]
         self._values = self._arena.numbers[count * self._page_keys :]
         self._pages = Pages(count, self._copy)
+        self.capacity = count * PAGE
         self._held = Held(self._captures, int(self._config.hidden_size))
         self._room = self._rows = 0
         self._reserve(_GRAIN)

@@ -75,6 +75,7 @@ class CudaTarget:
         count = pages_within(memory_for(memory, self._device), sum(kind.size for kind in kinds) * PAGE)
         self._pool = Pool(kinds, count)
         self._pages = Pages(count, self._copy)
+        self.capacity = count * PAGE
         self._held = Held(self._captures, int(model.config.hidden_size))
         self._room = 0
         self._reserve(_SPAN)

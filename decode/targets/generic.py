@@ -81,6 +81,7 @@ class HuggingFaceTarget:
         count = pages_within(memory_for(memory, self._device), token * PAGE)
         self._pool = Pool(_buffers[model], count)
         self._pages = Pages(count, self._copy)
+        self.capacity = count * PAGE
         self._cache = SlotCache(self._config.num_hidden_layers, self._pool)
         self._held = Held(self._captures, int(self._config.hidden_size))
         weights = sum(parameter.nbytes for parameter in self._network.parameters())

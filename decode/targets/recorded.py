@@ -96,7 +96,7 @@ class RecordedTarget:
 
     def __init__(self, text: Sequence[int], prompt: int, reading: Reading | None = None) -> None:
         self._text, self._prompt, self._reading = text, prompt, reading
-        self.chunk = max(1, prompt)
+        self.chunk, self.capacity = max(1, prompt), len(text)
         self._staged = np.empty(0, np.int32)
 
     def open(self, prompt: Sequence[int], length: int) -> Slot:
