@@ -45,7 +45,7 @@ from specds.reading.prompts import read_prompts
 from specds.sampling import Sampling
 from specds.tokenizer import Tokenizer
 
-from ..test_model import write_gguf
+from ..test_gguf import write_gguf
 from .mutations import (
     Rng,
     mutate_array,
