@@ -23,6 +23,9 @@ _DEPTHS = 16
 _CHEAP, _TRIALS, _PAUSE = 0.02, 32, 32
 # Most draft nodes of a pass over many requests.
 _MOST_TOGETHER = 256
+# By how much drafts must raise the tokens per second of many requests. They fill passes that are full of tokens
+# already, and what such passes cost is known less well than what they cost with one request.
+_WORTH = 1.05
 # How fast it is forgotten how much others' drafts gave.
 _RATE = 0.2
 
@@ -177,6 +180,8 @@ class Adaptive:
         chances = [self._chances(draft) for draft in drafts]
         chance = chances[0] if len(drafts) == 1 else np.concatenate(chances)
         taken = allocated(chance, self.cost, float(len(drafts)))
+        if len(drafts) > 1 and not self._worth(float(chance[taken].sum()), int(taken.sum()), len(drafts)):
+            taken[:] = False
         self._nodes += _RATE * (int(taken.sum()) - self._nodes)
         self._tokens += _RATE * (float(chance[taken].sum()) - self._tokens)
         kept, end = [], 0
@@ -188,6 +193,10 @@ class Adaptive:
     def observe(self, rows: int, seconds: float) -> None:
         """See `Budget.observe`."""
         self.curve.learn(self._load, rows, seconds)
+
+    def _worth(self, tokens: float, nodes: int, requests: int) -> bool:
+        """Whether drafts raise the expected tokens per second by more than what is known of passes may be wrong by."""
+        return bool((requests + tokens) / self.cost[1 + nodes] > _WORTH * requests / self.cost[1])
 
     def learn(self, step: Step) -> None:
         """What came of a request's draft."""

